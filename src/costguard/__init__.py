@@ -1,0 +1,56 @@
+"""costguard: what a Lightning training run costs, while it runs.
+
+The public names are imported when they are first used, so that `import costguard` loads neither torch nor
+lightning.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from costguard.ledger import process_time as _process_time  # noqa: F401 - registers the exit handler early
+
+if TYPE_CHECKING:
+    from costguard.errors import ConfigError, CostguardError, CostguardWarning, RunNotFoundError
+    from costguard.lightning.cost_monitor import CostMonitor
+    from costguard.prices import Price, PriceBook
+    from costguard.reports.receipt import Receipt, load_receipt
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "ConfigError": "costguard.errors",
+    "CostMonitor": "costguard.lightning.cost_monitor",
+    "CostguardError": "costguard.errors",
+    "CostguardWarning": "costguard.errors",
+    "Price": "costguard.prices",
+    "PriceBook": "costguard.prices",
+    "Receipt": "costguard.reports.receipt",
+    "RunNotFoundError": "costguard.errors",
+    "load_receipt": "costguard.reports.receipt",
+}
+
+__all__ = [
+    "ConfigError",
+    "CostMonitor",
+    "CostguardError",
+    "CostguardWarning",
+    "Price",
+    "PriceBook",
+    "Receipt",
+    "RunNotFoundError",
+    "__version__",
+    "load_receipt",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'costguard' has no attribute {name!r}")
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,0 +1,37 @@
+"""What can go wrong, and how it is said: who, what, why, and the remedy, in one sentence.
+
+CostguardError
+├── ConfigError        an argument, environment variable or option has a value that cannot be used
+├── RunNotFoundError   a folder or URL holds no run, several runs, or something that is not ours
+└── JournalError       a journal cannot be created where it was asked for
+CostguardWarning       something is lost or unknown, and training goes on
+"""
+
+from __future__ import annotations
+
+import warnings
+
+
+class CostguardError(Exception):
+    """Base of every error that costguard raises on purpose."""
+
+
+class ConfigError(CostguardError, ValueError):
+    """A value given by the user cannot be used; the message names option, value and remedy."""
+
+
+class RunNotFoundError(CostguardError, LookupError):
+    """A place was named that does not hold exactly one readable run."""
+
+
+class JournalError(CostguardError, OSError):
+    """A journal could not be created where it was asked for."""
+
+
+class CostguardWarning(UserWarning):
+    """Something is lost, unknown or estimated; training goes on."""
+
+
+def warn(message: str) -> None:
+    """Tell the user once, at the place that called costguard (Python folds repeats of one text)."""
+    warnings.warn(f"costguard: {message}", CostguardWarning, stacklevel=3)

@@ -1,0 +1,1 @@
+"""Where every second, byte and token went."""

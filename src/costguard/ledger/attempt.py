@@ -1,0 +1,199 @@
+"""Writes one rank's side of an attempt: its segment, its page, and the thread that keeps both fresh."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from costguard.clock import Clock
+from costguard.errors import warn
+from costguard.ledger.activity import ActivityMeter, Counters
+from costguard.ledger.files import Files
+from costguard.ledger.fold import state_fields
+from costguard.ledger.layout import Seat
+from costguard.ledger.mirror import Mirror, MirrorThread
+from costguard.ledger.page import PAGE_BYTES, Page
+from costguard.ledger.segment import Segment
+from costguard.records import Verdict
+from costguard.units import NS_PER_S
+
+BEAT_S = 0.25
+"""Time between signs of life in the page: the most that the hour of a sudden death can be off."""
+LINE_EVERY_NS = 30 * NS_PER_S
+"""Longest time without a line."""
+
+
+class AttemptWriter:
+    """The journal of one rank during one attempt.
+
+    Args:
+        files: The file layer.
+        folder: The run's folder.
+        seat: Attempt and rank.
+        segment: The segment, created exclusively by whoever claimed the seat; `None` keeps all in memory.
+        meter: The rank's meter; its state is kept in the page from now on.
+        clock: The clock.
+        header: Facts of the first line.
+        price_changes_ns: Wall-clock instants at which a line must stand, so that prices split exactly there.
+        mirror: Where the journal is copied to, if anywhere.
+    """
+
+    def __init__(
+        self,
+        *,
+        files: Files,
+        folder: str,
+        seat: Seat,
+        segment: Segment | None,
+        meter: ActivityMeter,
+        clock: Clock,
+        header: Mapping[str, Any],
+        price_changes_ns: Sequence[int] = (),
+        mirror: Mirror | None = None,
+    ) -> None:
+        self.folder = folder
+        self.seat = seat
+        self._segment = segment
+        self._meter = meter
+        self._clock = clock
+        self._changes = [c for c in price_changes_ns if c > clock.wall_ns()]
+        self._saves = 0
+        self._last_line_ns = 0
+        self._closed = False
+        self._page = self._open_page(files) if segment else None
+        self._line("open", sync=True, **header)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._keep_fresh, name="costguard-journal", daemon=True)
+        self._thread.start()
+        self._mirror_thread = MirrorThread(mirror, segment.path, self.tick) if mirror and segment else None
+
+    @property
+    def saves(self) -> int:
+        """How many checkpoints have been begun in this attempt."""
+        return self._saves
+
+    def _open_page(self, files: Files) -> Page | None:
+        path = os.path.join(self.folder, self.seat.page)
+        try:
+            page = Page(files.map_page(path, PAGE_BYTES), self._clock.now_ns)
+        except OSError as error:
+            warn(
+                f"cannot map {path} ({error.strerror or error}): metering goes on, but after a sudden death of the "
+                "process what it did since the last line (30 s at most) is lost; free space there."
+            )
+            return None
+        self._meter.keep_in(page)
+        page.beat()
+        return page
+
+    def _line(self, kind: str, *, sync: bool = False, **fields: Any) -> None:
+        if self._segment is None:
+            return
+        now = self._clock.now_ns()
+        self._last_line_ns = now
+        self._segment.append(kind, sync=sync, **state_fields(self._meter.state, now), **fields)
+
+    def tick(self) -> None:
+        """Write where things stand."""
+        self._line("tick")
+
+    def settle(self) -> None:
+        """Write where things stand, and return when it is on the disk."""
+        self._line("tick", sync=True)
+
+    def mark(self) -> int:
+        """Note that a checkpoint is being written from the present state.
+
+        Returns:
+            The save's number in this attempt, which goes into the checkpoint.
+        """
+        self._saves += 1
+        self._line("mark", sync=True, save=self._saves)
+        return self._saves
+
+    def saved(self, **fields: Any) -> None:
+        """Note a checkpoint that has been written: its save's number, path, size, blocked time."""
+        self._line("saved", **fields)
+
+    def resumed(self, attempt: int | None, save: int | None) -> None:
+        """Note that training goes on from a checkpoint."""
+        self._line("resume", sync=True, **{"from": attempt}, save=save)
+
+    def fact(self, name: str, **value: Any) -> None:
+        """Record something about the run that does not change, such as its number of parameters."""
+        self._line("fact", name=name, value=value)
+
+    def adopt(self, fields: Mapping[str, Any]) -> None:
+        """Record what an earlier attempt's page holds; see `costguard.ledger.fold.fold_line`."""
+        if self._segment is not None:
+            self._segment.append("fold", **fields)
+
+    def verdict(self, verdict: Verdict) -> None:
+        """Record a decision."""
+        fields = {name: getattr(verdict, name) for name in ("reason", "message", "step", "spend")}
+        self._line("verdict", judged=verdict.kind, action=verdict.action.value, **fields)
+
+    def moved(self, run_id: str) -> None:
+        """Note that this attempt turned out to belong to another run, and end."""
+        self._line("moved", sync=True, run=run_id)
+        self._end()
+
+    def close(self, reason: str | None, exit_ns: int, at_ns: int | None = None) -> None:
+        """Write the last line and end; twice is the same as once.
+
+        Args:
+            reason: Why it ended, `None` if in order.
+            exit_ns: Estimated time that the interpreter still takes.
+            at_ns: Instant of the end if it lies in the past.
+        """
+        if self._closed:
+            return
+        if self._segment is not None:
+            now = self._clock.now_ns() if at_ns is None else at_ns
+            self._segment.append(
+                "close", sync=True, **state_fields(self._meter.state, now), reason=reason, exit_ns=exit_ns
+            )
+        self._end()
+
+    def _end(self) -> None:
+        self._closed = True
+        self._stop.set()
+        self._thread.join(5)
+        if self._segment is not None:
+            self._segment.close()
+        if self._mirror_thread is not None:
+            self._mirror_thread.close()
+
+    def _keep_fresh(self) -> None:
+        while not self._stop.wait(BEAT_S):
+            if self._page is not None:
+                self._page.beat()
+            if self._clock.now_ns() - self._last_line_ns >= LINE_EVERY_NS or self._price_changed():
+                self.settle()
+
+    def _price_changed(self) -> bool:
+        if not self._changes or self._clock.wall_ns() < self._changes[0]:
+            return False
+        del self._changes[0]
+        return True
+
+
+def count(counters: Counters, step: int, tokens: int | None, padding: int | None, samples: int | None) -> Counters:
+    """Add one micro-batch to the counters; a part that is unknown adds nothing and stays unknown until known.
+
+    Args:
+        counters: So far.
+        step: The Trainer's optimizer step now.
+        tokens: Tokens in the batch without padding, `None` if it has none that can be counted.
+        padding: Padding beside them.
+        samples: Samples in the batch.
+    """
+    return Counters(
+        step,
+        counters.batches + 1,
+        counters.tokens if tokens is None else (counters.tokens or 0) + tokens,
+        counters.padding if padding is None else (counters.padding or 0) + padding,
+        counters.samples if samples is None else (counters.samples or 0) + samples,
+    )

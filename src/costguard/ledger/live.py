@@ -1,0 +1,211 @@
+"""The figures of a run while it runs: what earlier attempts left, and what this one adds, over all its ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from costguard.flops import six_nd
+from costguard.ledger.account import RunAccount
+from costguard.ledger.activity import MeterState
+from costguard.ledger.devices import Paid
+from costguard.ledger.files import Files
+from costguard.ledger.forecast import forecast_total
+from costguard.ledger.layout import Seat
+from costguard.ledger.ledger import ledger_of, price_ledger
+from costguard.ledger.lineage import kept_work
+from costguard.ledger.page import PageReading, read_page
+from costguard.prices import PriceBook
+from costguard.records import Activity
+from costguard.units import NS_PER_HOUR, NS_PER_S
+
+_USEFUL = (int(Activity.TRAIN), int(Activity.VALIDATION))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figures:
+    """One reading of a live run; `None` is unknown.
+
+    Args:
+        spend: Money so far, over all attempts and paid devices.
+        per_hour: Money per hour of the whole allocation now.
+        device_ns: Paid device time so far.
+        tokens: Tokens trained and kept, over all ranks.
+        mfu: Model FLOPs utilisation of train time by the 6ND estimate.
+        waste: Share of device time that was neither kept training nor validation.
+        forecast: Money expected at the end of the plan.
+    """
+
+    spend: Fraction | None
+    per_hour: Fraction | None
+    device_ns: int
+    tokens: int | None
+    mfu: float | None
+    waste: float | None
+    forecast: Fraction | None
+
+    def metrics(self) -> dict[str, float]:
+        """The values for a logger, by key, as 64-bit floats; what is unknown is left out."""
+        per_million = self.spend * 1_000_000 / self.tokens if self.spend is not None and self.tokens else None
+        values = {
+            "costguard/spend_usd": self.spend,
+            "costguard/usd_per_hour": self.per_hour,
+            "costguard/usd_per_million_tokens": per_million,
+            "costguard/mfu_ratio": self.mfu,
+            "costguard/waste_ratio": self.waste,
+            "costguard/forecast_usd": self.forecast,
+            "costguard/device_hours": Fraction(self.device_ns, NS_PER_HOUR),
+            "costguard/tokens": self.tokens,
+        }
+        return {key: float(value) for key, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """Sums of the earlier attempts."""
+
+    spend: Fraction | None = None
+    device_ns: int = 0
+    useful_ns: int = 0
+    kept_tokens: int | None = None
+
+    @staticmethod
+    def of(account: RunAccount, attempt: int) -> _Before:
+        kept = kept_work(account.ranks, training_in=attempt)
+        earlier = [r for r in account.ranks if r.seat.attempt < attempt]
+        account = replace(account, ranks=earlier, gaps=[g for g in account.gaps if g.earlier.attempt < attempt])
+        spend = price_ledger(ledger_of(account))
+        known = [kept[r.seat].tokens for r in earlier if r.final.counters.tokens is not None]
+        useful = sum(kept[r.seat].train_ns + r.final.activities_ns.get("validation", 0) for r in earlier)
+        return _Before(
+            spend=spend.total if spend.priced else None,
+            device_ns=account.elapsed_device_ns,
+            useful_ns=useful,
+            kept_tokens=sum(known) if known else None,
+        )
+
+
+class LiveAttempt:
+    """Adds this attempt to what was before; reads the pages of its other ranks, so it needs no collective.
+
+    Args:
+        account: The run, this attempt's first line included.
+        book: Prices of this attempt.
+        paid: Paid devices.
+        folder: The run's folder.
+        seat: This rank's seat.
+        world_size: Ranks of this attempt.
+        files: The file layer.
+        wall_offset_ns: Wall clock minus the meter's clock.
+        planned_tokens: Tokens of the plan, `None` if unknown.
+    """
+
+    def __init__(
+        self,
+        account: RunAccount,
+        book: PriceBook,
+        paid: Paid,
+        folder: str,
+        seat: Seat,
+        world_size: int,
+        files: Files,
+        wall_offset_ns: int,
+        planned_tokens: int | None = None,
+    ) -> None:
+        self._book = book
+        self._paid = paid
+        self._folder = folder
+        self._files = files
+        self._others = [Seat(seat.attempt, rank) for rank in range(world_size) if rank != seat.rank]
+        self._wall_offset_ns = wall_offset_ns
+        self._planned_tokens = planned_tokens
+        self._before = _Before.of(account, seat.attempt)
+        self._pace_from: tuple[Fraction, Fraction] | None = None
+        self.parameters: int | None = None
+        self.peak_flops_per_s: float | None = None
+        self.planned_steps: int | None = None
+
+    def spend_at(self, state: MeterState, now_ns: int, others: Sequence[PageReading] = ()) -> Fraction | None:
+        """Money so far, exactly; `None` if this attempt has no price.
+
+        Args:
+            state: This rank's state.
+            now_ns: Now, on the meter's clock.
+            others: Pages of the attempt's other ranks that can be seen from here.
+        """
+        spent = self._before.spend or Fraction(0)
+        unseen = self._paid.total - len(others)
+        for start_ns, devices in [(state.start_ns, unseen), *((p.state.start_ns, 1) for p in others)]:
+            wall = start_ns + self._wall_offset_ns
+            for rate in self._book.device_rates(wall, now_ns + self._wall_offset_ns, self._paid.total):
+                if rate.per_unit is None:
+                    return None
+                spent += rate.per_unit * (rate.end_ns - rate.start_ns) * devices
+        return spent
+
+    def figures(self, state: MeterState, now_ns: int) -> Figures:
+        """Read everything at one instant."""
+        pages = self._pages()
+        readings = [(state, now_ns), *((p.state, now_ns) for p in pages)]
+        seen = len(pages) == len(self._others)
+        spend = self.spend_at(state, now_ns, pages)
+        device_ns = self._before.device_ns + (now_ns - state.start_ns) * (self._paid.total - len(pages))
+        device_ns += sum(now_ns - p.state.start_ns for p in pages)
+        tokens = self._tokens([s for s, _ in readings]) if seen else None
+        kept = None if tokens is None else tokens + (self._before.kept_tokens or 0)
+        useful = self._before.useful_ns + sum(_ns(s, now, _USEFUL) for s, now in readings)
+        return Figures(
+            spend=spend,
+            per_hour=self._per_hour(now_ns),
+            device_ns=device_ns,
+            tokens=kept,
+            mfu=self._mfu(tokens, sum(_ns(s, now, _USEFUL[:1]) for s, now in readings)),
+            waste=1 - useful / device_ns if seen and device_ns else None,
+            forecast=self._forecast(spend, kept, state.counters.step),
+        )
+
+    def _pages(self) -> list[PageReading]:
+        pages = []
+        for seat in self._others:
+            try:
+                page = read_page(self._files.read(os.path.join(self._folder, seat.page)))
+            except OSError:
+                continue
+            if page:
+                pages.append(page)
+        return pages
+
+    @staticmethod
+    def _tokens(states: Sequence[MeterState]) -> int | None:
+        known = [s.counters.tokens for s in states]
+        return None if any(t is None for t in known) else sum(t for t in known if t is not None)
+
+    def _per_hour(self, now_ns: int) -> Fraction | None:
+        wall = now_ns + self._wall_offset_ns
+        rate = next(iter(self._book.device_rates(wall, wall + 1, self._paid.total))).per_unit
+        return None if rate is None else rate * self._paid.total * NS_PER_HOUR
+
+    def _mfu(self, tokens: int | None, train_ns: int) -> float | None:
+        if not tokens or not train_ns or self.parameters is None or self.peak_flops_per_s is None:
+            return None
+        return six_nd(self.parameters, tokens) / (train_ns / NS_PER_S * self.peak_flops_per_s)
+
+    def _forecast(self, spend: Fraction | None, tokens: int | None, step: int) -> Fraction | None:
+        if self._planned_tokens and tokens is not None:
+            progress = Fraction(tokens, self._planned_tokens)
+        elif self.planned_steps:
+            progress = Fraction(step, self.planned_steps)
+        else:
+            return None
+        if spend is None:
+            return None
+        if self._pace_from is None:
+            self._pace_from = (spend, progress)
+        return forecast_total(spend, progress, *self._pace_from)
+
+
+def _ns(state: MeterState, now_ns: int, activities: Sequence[int]) -> int:
+    running = now_ns - state.since_ns if state.activity in activities else 0
+    return sum(state.totals[a] for a in activities) + max(0, running)

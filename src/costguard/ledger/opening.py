@@ -1,0 +1,191 @@
+"""Decides which run a process belongs to, and claims its seat in it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from costguard.errors import ConfigError, warn
+from costguard.ledger.account import RunAccount
+from costguard.ledger.allocation import Allocation
+from costguard.ledger.files import Files
+from costguard.ledger.layout import FOLDER, Seat, run_folder, seats_in
+from costguard.ledger.places import read_folder
+from costguard.ledger.segment import Segment
+
+_CLAIM_TRIES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which run a process belongs to.
+
+    Args:
+        run_id: The run.
+        decided: Whether that is final; otherwise a checkpoint that is loaded may still name another run.
+        why: What decided, for the journal.
+    """
+
+    run_id: str
+    decided: bool
+    why: str
+
+
+def check_run_id(owner: str, run_id: str) -> str:
+    """Refuse a run id that cannot name a folder.
+
+    Raises:
+        ConfigError: With the rule.
+    """
+    if not run_id or run_id in (".", "..") or any(c in run_id for c in "/\\:\0") or run_id != run_id.strip():
+        raise ConfigError(
+            f"{owner}(run_id={run_id!r}): cannot name a folder; use letters, digits, '-', '_' and '.', such as 'gpt-a'."
+        )
+    return run_id
+
+
+def new_run_id(now: datetime | None = None) -> str:
+    """Name a new run by the time of its begin and a random part."""
+    return f"{now or datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+
+
+def identify(run_id: str | None, env: Mapping[str, str], allocation: Allocation, root: str, files: Files) -> Identity:
+    """Decide what can be decided before a checkpoint is read.
+
+    Args:
+        run_id: The user's word, if any.
+        env: Usually `os.environ`; `COSTGUARD_RUN_ID` is the user's word too.
+        allocation: What the scheduler says.
+        root: Folder that is trained in.
+        files: The file layer.
+    """
+    given = run_id or env.get("COSTGUARD_RUN_ID")
+    if given:
+        return Identity(check_run_id("CostMonitor" if run_id else "environment", given), True, "run_id")
+    if allocation.job and allocation.restarted is not False:
+        found = _restarted_run(allocation, root, files)
+        if found:
+            return Identity(found, True, f"restart of {allocation.job}")
+    return Identity(new_run_id(), False, "new")
+
+
+def _restarted_run(allocation: Allocation, root: str, files: Files) -> str | None:
+    same_job = []
+    for folder, account in runs_in(root, files):
+        last = account.of_attempt(account.attempts[-1])
+        if any(r.header.get("job") == allocation.job for r in last):
+            # Without the scheduler's word only an attempt that died tells a restart from a second script in the job.
+            if allocation.restarted or any(r.status == "died" for r in last):
+                same_job.append(os.path.basename(folder))
+    return same_job[0] if len(same_job) == 1 else None
+
+
+def runs_in(root: str, files: Files) -> list[tuple[str, RunAccount]]:
+    """Every readable run directly in the costguard folder of `root`."""
+    parent = os.path.join(root, FOLDER)
+    folders = [os.path.join(parent, name) for name in files.listing(parent)]
+    accounts = [(folder, read_folder(folder, files)) for folder in folders]
+    return [(folder, account) for folder, account in accounts if account.ranks]
+
+
+def run_that_saved(root: str, path: str, mark: Sequence[Any] | None, files: Files) -> str | None:
+    """The run that wrote a checkpoint file which still looks as it was left, `None` if that is not certain.
+
+    Args:
+        root: Folder that is trained in.
+        path: The checkpoint.
+        mark: Its present size and time of change, `None` if unknown.
+        files: The file layer.
+    """
+    if mark is None:
+        return None
+    for folder, account in runs_in(root, files):
+        for rank in account.ranks:
+            for event in rank.events:
+                if event["k"] == "saved" and event.get("mark") == list(mark) and _same(event["path"], path):
+                    return os.path.basename(folder)
+    return None
+
+
+def file_mark(path: str) -> list[int] | None:
+    """Size and time of change of a file, or of all files below a folder; `None` if it cannot be told."""
+    try:
+        if os.path.isdir(path):
+            stats = [os.stat(os.path.join(f, n)) for f, _, names in os.walk(path) for n in names]
+            return [sum(s.st_size for s in stats), max((s.st_mtime_ns for s in stats), default=0)]
+        stat = os.stat(path)
+        return [stat.st_size, stat.st_mtime_ns]
+    except (OSError, ValueError):
+        return None
+
+
+def _same(a: str, b: str) -> bool:
+    return os.path.realpath(a) == os.path.realpath(b)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A seat in a run.
+
+    Args:
+        folder: The run's folder.
+        seat: Attempt and rank.
+        segment: The segment that proves the claim; `None` if the folder takes no files.
+        earlier: The run as it was before.
+    """
+
+    folder: str
+    seat: Seat
+    segment: Segment | None
+    earlier: RunAccount
+
+
+def claim_attempt(files: Files, root: str, run_id: str, *, known_attempts: int = 0) -> Claim:
+    """Claim the next attempt of a run for rank 0.
+
+    Args:
+        files: The file layer.
+        root: Folder that is trained in.
+        run_id: The run.
+        known_attempts: Attempts that must have been, from a checkpoint, even where their journal is gone.
+    """
+    folder = run_folder(root, run_id)
+    earlier = read_folder(folder, files)
+    seats = seats_in(files.listing(folder))
+    attempt = max([known_attempts, *(s.attempt for s in seats)]) + 1
+    for number in range(attempt, attempt + _CLAIM_TRIES):
+        seat = Seat(number, 0)
+        try:
+            return Claim(folder, seat, _create(files, folder, seat), earlier)
+        except FileExistsError:
+            continue  # another process was quicker
+        except OSError as error:
+            return _unwritable(folder, seat, earlier, error)
+    raise ConfigError(f"run {run_id!r} in {root!r} takes no further attempt; give CostMonitor another run_id or dir.")
+
+
+def claim_rank(files: Files, root: str, run_id: str, seat: Seat) -> Claim:
+    """Take the seat of a rank other than 0 in an attempt that rank 0 has claimed."""
+    folder = run_folder(root, run_id)
+    earlier = read_folder(folder, files)
+    try:
+        return Claim(folder, seat, _create(files, folder, seat), earlier)
+    except OSError as error:
+        return _unwritable(folder, seat, earlier, error)
+
+
+def _create(files: Files, folder: str, seat: Seat) -> Segment:
+    files.make_folder(folder)
+    return Segment(files, os.path.join(folder, seat.segment))
+
+
+def _unwritable(folder: str, seat: Seat, earlier: RunAccount, error: OSError) -> Claim:
+    warn(
+        f"cannot write to {folder} ({error.strerror or error}): training goes on and costs are metered in memory, but "
+        "no journal and no receipt will be left; give CostMonitor a dir that can be written to."
+    )
+    return Claim(folder, seat, None, earlier)

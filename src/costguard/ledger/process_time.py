@@ -1,0 +1,74 @@
+"""Whose time this process's time is: one run's at a time, from the creation of the process to its end."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from typing import Protocol
+
+from costguard.clock import first_billed_ns, in_notebook
+from costguard.records import Activity
+from costguard.units import NS_PER_S
+
+EXIT_WITH_TORCH_NS = NS_PER_S
+"""Estimated time from the last exit handler to the end of a process with torch loaded."""
+EXIT_NS = NS_PER_S // 20
+
+
+class Owner(Protocol):
+    """A run that owns the process's time."""
+
+    def on_exit(self) -> None:
+        """The interpreter begins to end."""
+        ...
+
+    def release(self, exit_ns: int) -> int:
+        """End; `exit_ns` is the estimated time to come. Returns the instant of the end."""
+        ...
+
+
+class ProcessTime:
+    """Hands the process's time from one run to the next, without a hole and without an overlap."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._owner: Owner | None = None
+        self._free_from_ns: int | None = None
+        self._early_handler = False
+
+    def take(self, owner: Owner) -> tuple[int, Activity]:
+        """Make `owner` the owner of this process's time.
+
+        Returns:
+            Where its time begins: where the run before it ended, else at the process's creation; and the activity
+            of the time until now.
+        """
+        if os.getpid() != self._pid:
+            self.__init__()  # type: ignore[misc]  # a forked child is a process of its own
+            atexit.register(self._finish)
+        if self._owner is not None:
+            self._free_from_ns = self._owner.release(0)
+        self._owner = owner
+        if not self._early_handler:
+            self._early_handler = True
+            atexit.register(self._on_exit)
+        if self._free_from_ns is None:
+            return first_billed_ns(), Activity.STARTUP
+        # Between two runs a script builds the next one; in a notebook somebody thinks.
+        return self._free_from_ns, Activity.IDLE if in_notebook() else Activity.STARTUP
+
+    def _on_exit(self) -> None:
+        if self._owner is not None and os.getpid() == self._pid:
+            self._owner.on_exit()
+
+    def _finish(self) -> None:
+        if self._owner is not None and os.getpid() == self._pid:
+            self._owner.release(EXIT_WITH_TORCH_NS if "torch" in sys.modules else EXIT_NS)
+            self._owner = None
+
+
+PROCESS = ProcessTime()
+# Exit handlers run in reverse order: this one, registered when costguard is imported, comes after those of nearly
+# everything that a training script uses, so that their time is still metered.
+atexit.register(PROCESS._finish)

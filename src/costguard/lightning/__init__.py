@@ -1,0 +1,1 @@
+"""The only rooms that know a Trainer: thin callbacks, and what they share."""

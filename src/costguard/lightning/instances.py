@@ -1,0 +1,64 @@
+"""Replaces methods on instances for a while, and puts everything back exactly as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Method = Callable[..., Any]
+
+
+class Instances:
+    """Wraps methods on single objects; wrapping one twice is the same as once, and so is putting back.
+
+    A wrapper on which somebody else has wrapped meanwhile cannot be taken out without taking theirs too: it stays
+    in place and from then on only passes calls through.
+    """
+
+    def __init__(self) -> None:
+        self._wrapped: dict[tuple[int, str], _Wrapped] = {}
+
+    def wrap(self, instance: Any, name: str, make: Callable[[Method], Method]) -> None:
+        """Replace `instance.name` by what `make` makes of it; nothing happens if it is not there.
+
+        Args:
+            instance: Any object that takes attributes.
+            name: Name of a method.
+            make: Gets the bound original and returns the replacement.
+        """
+        original = getattr(instance, name, None)
+        if original is None or (id(instance), name) in self._wrapped:
+            return
+        wrapped = _Wrapped(instance, name, original, make(original))
+        setattr(instance, name, wrapped.call)
+        self._wrapped[id(instance), name] = wrapped
+
+    def put_back(self) -> None:
+        """Undo every wrap, the last first."""
+        while self._wrapped:
+            _, wrapped = self._wrapped.popitem()
+            wrapped.put_back()
+
+
+class _Wrapped:
+    def __init__(self, instance: Any, name: str, original: Method, replacement: Method) -> None:
+        self._instance = instance
+        self._name = name
+        self._original = original
+        self._was_own = name in vars(instance)
+        self._replacement: Method | None = replacement
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return (self._replacement or original)(*args, **kwargs)
+
+        call.__name__ = call.__qualname__ = name
+        self.call = call
+
+    def put_back(self) -> None:
+        self._replacement = None
+        if vars(self._instance).get(self._name) is not self.call:
+            return
+        if self._was_own:
+            setattr(self._instance, self._name, self._original)
+        else:
+            delattr(self._instance, self._name)

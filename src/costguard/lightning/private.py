@@ -1,0 +1,76 @@
+"""The one place that touches what Lightning does not promise, each with a public way to fall back on."""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from typing import Any
+
+from lightning.pytorch import Callback, Trainer
+
+PER_BATCH_HOOKS = (
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_before_zero_grad",
+    "on_train_batch_start",
+    "on_train_batch_end",
+    "on_validation_batch_start",
+    "on_validation_batch_end",
+    "on_test_batch_start",
+    "on_test_batch_end",
+    "on_predict_batch_start",
+    "on_predict_batch_end",
+)
+
+
+@cache
+def skips_hooks_that_are_none() -> bool:
+    """Whether this Lightning leaves out a callback's hook that is `None`, as 2.0 to 2.6 do."""
+    try:
+        from lightning.pytorch.trainer import call
+
+        return "if callable(fn):" in inspect.getsource(call._call_callback_hooks)
+    except (ImportError, AttributeError, OSError):
+        return False
+
+
+def skip_unused_hooks(callback: Callback) -> None:
+    """Spare each batch the calls of hooks that a callback does not override (about 1 us each)."""
+    if skips_hooks_that_are_none():
+        for name in PER_BATCH_HOOKS:
+            if getattr(type(callback), name, None) is getattr(Callback, name, None):
+                callback.__dict__[name] = None
+
+
+def restore_hooks(callback: Callback) -> None:
+    """Undo `skip_unused_hooks`; twice is the same as once."""
+    for name in PER_BATCH_HOOKS:
+        if callback.__dict__.get(name, callback) is None:
+            del callback.__dict__[name]
+
+
+def logging_step(trainer: Trainer) -> int:
+    """The step under which Lightning logs its own rows now."""
+    step = getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", None)
+    return step if isinstance(step, int) else trainer.global_step
+
+
+def logs_in_training(trainer: Trainer) -> bool | None:
+    """Whether the user's training step logs anything; `None` if it cannot be told."""
+    results = getattr(trainer, "_results", None)
+    return None if results is None else bool(results)
+
+
+def is_restored_after_setup(trainer: Trainer) -> bool:
+    """Whether the strategy reads checkpoints only after it has set the model up (FSDP does)."""
+    return bool(getattr(trainer.strategy, "restore_checkpoint_after_setup", True))
+
+
+def matmul_dtype(trainer: Trainer) -> Any:
+    """The torch dtype of the training's matrix products on a CPU."""
+    import torch
+
+    names = {"bf16": torch.bfloat16, "16": torch.float16, "64": torch.float64}
+    precision = str(trainer.precision).partition("-")[0]
+    return names.get(precision, torch.float32)

@@ -1,0 +1,5 @@
+"""What a unit costs, from when to when, and who says so."""
+
+from costguard.prices.book import Price, PriceBook, Rate
+
+__all__ = ["Price", "PriceBook", "Rate"]

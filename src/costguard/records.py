@@ -1,0 +1,109 @@
+"""The words every room uses: activities, outcomes, verdicts and metric keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from typing import Any
+
+
+class Activity(IntEnum):
+    """What a device was being paid for at an instant; a closed set, exactly one at a time.
+
+    The numbers are written into memory-mapped pages: append, never renumber.
+    """
+
+    PROVISION = 0
+    STARTUP = 1
+    RESTORE = 2
+    COMPILE = 3
+    DATA_WAIT = 4
+    TRAIN = 5
+    VALIDATION = 6
+    CHECKPOINT = 7
+    DEMOTION = 8
+    LOGGING = 9
+    METERING = 10
+    IDLE = 11
+    HUNG = 12
+    TEARDOWN = 13
+    GAP = 14
+
+    @property
+    def label(self) -> str:
+        """The activity's name as it is written in journals and reports."""
+        return self.name.lower()
+
+
+ACTIVITY_LABELS: tuple[str, ...] = tuple(a.label for a in Activity)
+
+
+class Outcome(str, Enum):
+    """What train time turned out to be worth; known only later, so a second axis beside the activity."""
+
+    KEPT = "kept"
+    REWORK = "rework"
+    SKIPPED = "skipped"
+    STALLED = "stalled"
+
+
+class Action(str, Enum):
+    """What a verdict asks for."""
+
+    LOG = "log"
+    ALERT = "alert"
+    WARN = "warn"
+    STOP = "stop"
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """A decision with its reason and the numbers behind it.
+
+    Args:
+        kind: What was judged, such as `budget`.
+        action: What is to be done.
+        reason: Short machine-readable cause.
+        message: One sentence for the user.
+        step: Optimizer step of the decision, if there was one.
+        spend: Money spent by then as a decimal string, `None` if unpriced.
+        evidence: The figures that the decision was made from.
+    """
+
+    kind: str
+    action: Action
+    reason: str
+    message: str
+    step: int | None = None
+    spend: str | None = None
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One value that is put into the user's logger.
+
+    Args:
+        key: Name in the logger.
+        unit: Unit of the value.
+        meaning: One sentence.
+    """
+
+    key: str
+    unit: str
+    meaning: str
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric("costguard/spend_usd", "USD", "Spent by this run so far, over all attempts and paid devices."),
+    Metric("costguard/usd_per_hour", "USD/h", "What the whole allocation costs per hour now."),
+    Metric("costguard/usd_per_million_tokens", "USD", "Spend divided by millions of tokens trained and kept."),
+    Metric("costguard/mfu_ratio", "ratio", "Model FLOPs utilisation of train time, 6ND estimate."),
+    Metric("costguard/waste_ratio", "ratio", "Share of device time that was neither train, validation nor checkpoint."),
+    Metric("costguard/forecast_usd", "USD", "Spend expected at the end of the plan at the present pace."),
+    Metric("costguard/device_hours", "device-h", "Paid device-hours so far, over all attempts."),
+    Metric("costguard/tokens", "tokens", "Tokens trained and kept so far, over all ranks, padding apart."),
+)
+METRIC_KEYS: frozenset[str] = frozenset(m.key for m in METRICS)

@@ -1,0 +1,1 @@
+"""What the user reads: receipt as text, JSON and page."""

@@ -1,0 +1,324 @@
+"""The receipt of a run as plain data: every figure that the text, the page and `--json` show."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+from costguard.flops import six_nd
+from costguard.ledger.account import RankAccount, RunAccount
+from costguard.ledger.ledger import DEVICE, Spend, ledger_of, outcome_spend, price_ledger
+from costguard.ledger.load import load_run
+from costguard.reports.series import series_of
+from costguard.reports.wastes import ADD_PRICE, provenance_of, wastes_of
+from costguard.units import NS_PER_HOUR, NS_PER_S, plain, round_money, round_shares
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a run cost and where it went.
+
+    Args:
+        data: Plain data; money as decimal strings, unknown as `None`. Its keys are documented in docs/receipt.md.
+    """
+
+    data: Mapping[str, Any]
+
+    def text(self) -> str:
+        """One page for a terminal."""
+        from costguard.reports.text import render_text
+
+        return render_text(self.data)
+
+    def json(self) -> str:
+        """The data as JSON."""
+        return json.dumps(self.data, indent=2, allow_nan=False)
+
+    def html(self) -> str:
+        """One self-contained page."""
+        from costguard.reports.html import render_html
+
+        return render_html(self.data)
+
+    def write_html(self, path: str) -> None:
+        """Write the page to a file.
+
+        Args:
+            path: File to write; its folder is created.
+        """
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(self.html())
+
+
+def load_receipt(run_dir: str) -> Receipt:
+    """Read the receipt of a run, finished or not.
+
+    Args:
+        run_dir: The run's folder, a folder above it that holds exactly one run, or the same on an fsspec URL.
+
+    Raises:
+        RunNotFoundError: If there is no such place, no run in it, or more than one.
+    """
+    folder, account = load_run(run_dir)
+    return Receipt(receipt_of(account, folder))
+
+
+def receipt_of(account: RunAccount, folder: str) -> dict[str, Any]:
+    """Write an account as a receipt.
+
+    Args:
+        account: The run.
+        folder: Where it lies.
+    """
+    spend = price_ledger(ledger_of(account))
+    activities, outcomes = account.activities_ns(), account.outcomes_ns()
+    tokens, flops = _tokens(account), _flops(account)
+    money = _money(account, spend, tokens["trained"])
+    data: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "run": {
+            "id": account.run_id,
+            "dir": folder,
+            "tags": dict(account.ranks[-1].header.get("tags", {})),
+            "state": account.ranks[-1].status if account.ranks else "died",
+            "attempts": [_attempt(account, number) for number in account.attempts],
+        },
+        "time": {
+            "elapsed_device_ns": account.elapsed_device_ns,
+            "released_s": _released_s(account),
+            "activities_ns": activities,
+            "outcomes_ns": outcomes,
+            "estimated_ns": _estimated(account),
+        },
+        "tokens": tokens,
+        "flops": flops,
+        "mfu": _mfu(account, flops["estimate_6nd"], activities),
+        "spend": money,
+        "plan": _plan(account, spend, tokens["trained"]),
+        "budget": None,
+        "released": _released(account, spend.currency),
+        "wastes": wastes_of(account, activities, outcomes, money),
+        "checkpoints": _checkpoints(account),
+        "verdicts": _verdicts(account),
+        "series": series_of(account),
+        "notes": list(account.problems),
+    }
+    data["provenance"] = provenance_of(data)
+    return data
+
+
+def _instant(wall_ns: int) -> str:
+    return f"{datetime.fromtimestamp(wall_ns / NS_PER_S, timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _attempt(account: RunAccount, number: int) -> dict[str, Any]:
+    ranks = account.of_attempt(number)
+    first, gaps = ranks[0], [g for g in account.gaps if g.earlier.attempt == number]
+    gap = gaps[0] if gaps else None
+    begin = first.snapshots[0].counters.step if not first.resumes else first.resumes[0].at.counters.step
+    return {
+        "attempt": number,
+        "started_at": _instant(min(r.wall_ns for r in ranks)),
+        "ended_at": _instant(max(r.end_wall_ns for r in ranks)) if first.status != "running" else None,
+        "ended": first.status,
+        "reason": next((r.reason for r in ranks if r.reason), None),
+        "ranks": len(ranks),
+        "paid_devices": first.paid_devices,
+        "idle_devices": sum(r.idle_devices for r in ranks),
+        "device": first.header.get("device"),
+        "first_step": begin,
+        "last_step": first.final.counters.step,
+        "batches": sum(r.final.counters.batches for r in ranks),
+        "rework_batches": sum(r.final.counters.batches - account.kept[r.seat].batches for r in ranks),
+        "rework_steps": _rework_steps(account, first),
+        "elapsed_device_ns": sum(r.device_ns for r in ranks),
+        "gap_after_ns": gap.ns if gap and gap.billed else None,
+        "released_after_s": gap.ns / NS_PER_S if gap and not gap.billed else 0.0,
+        "gap_reason": gap.reason if gap else None,
+    }
+
+
+def _rework_steps(account: RunAccount, rank: RankAccount) -> int:
+    """Optimizer steps that were thrown away, by the share of micro-batches: accumulation is even within an attempt."""
+    batches = rank.final.counters.batches
+    lost = batches - account.kept[rank.seat].batches
+    start = rank.resumes[0].at.counters.step if rank.resumes else 0
+    done = rank.final.counters.step - start
+    return round(Fraction(lost * done, batches)) if batches else 0
+
+
+def _estimated(account: RunAccount) -> dict[str, int]:
+    teardown = sum(r.estimated_ns for r in account.ranks)
+    return {"teardown": teardown} if teardown else {}
+
+
+def _sum_known(values: list[int | None]) -> int | None:
+    known = [v for v in values if v is not None]
+    return sum(known) if known else None
+
+
+def _tokens(account: RunAccount) -> dict[str, int | None]:
+    ranks = account.ranks
+    counted = _sum_known([r.final.counters.tokens for r in ranks])
+    kept = None if counted is None else sum(account.kept[r.seat].tokens for r in ranks)
+    padding = _sum_known([r.final.counters.padding for r in ranks])
+    samples = _sum_known([r.final.counters.samples for r in ranks])
+    return {
+        "trained": kept,
+        "padding": None if padding is None else sum(account.kept[r.seat].padding for r in ranks),
+        "rework": None if counted is None or kept is None else counted - kept,
+        "samples": None if samples is None else sum(account.kept[r.seat].samples for r in ranks),
+    }
+
+
+def _flops(account: RunAccount) -> dict[str, Any]:
+    model = account.fact("model")
+    parameters = model["parameters"] if model else None
+    tokens = _sum_known([r.final.counters.tokens for r in account.ranks])
+    estimate = six_nd(parameters, tokens) if parameters is not None and tokens is not None else None
+    return {"model": None, "estimate_6nd": estimate, "convention": "6nd", "parameters": parameters}
+
+
+def _mfu(account: RunAccount, flops: int | None, activities: Mapping[str, int]) -> dict[str, Any]:
+    # The quickest of the measured peaks: other work on the machine only ever lowers one.
+    peaks = [r.facts["peak"] for r in account.ranks if "peak" in r.facts]
+    best = max(peaks, key=lambda p: float(p["flops_per_s"])) if peaks else None
+    peak = best["flops_per_s"] if best else None
+
+    def over(ns: int) -> float | None:
+        return flops / (ns / NS_PER_S * peak) if flops and ns and peak else None
+
+    return {
+        "step": over(activities.get("train", 0)),
+        "billed": over(account.elapsed_device_ns),
+        "peak_flops_per_s": peak,
+        "peak_source": best["source"] if best else None,
+    }
+
+
+def _texts(shares: Mapping[str, Decimal]) -> dict[str, str]:
+    return {name: plain(amount) for name, amount in shares.items()}
+
+
+def _money(account: RunAccount, spend: Spend, tokens: int | None) -> dict[str, Any]:
+    unpriced = [
+        {"what": "device time" if meter == DEVICE else meter, "unit": unit, "quantity": n, "remedy": ADD_PRICE}
+        for (meter, unit), n in spend.unpriced.items()
+    ]
+    if not spend.priced:
+        empty: dict[str, Any] = {"currency": spend.currency, "total": None, "device_total": None}
+        names = ("by_activity", "by_outcome", "by_meter", "by_tag")
+        return {
+            **empty,
+            **{n: {} for n in names},
+            "unpriced": unpriced,
+            "usd_per_hour": None,
+            "per_million_tokens": None,
+        }
+    total = round_money(spend.total)
+    by_meter = round_shares(spend.by_meter)
+    device_total = by_meter.get(DEVICE, Decimal(0))
+    by_activity = round_shares(spend.by_activity, whole=device_total)
+    by_outcome = round_shares(outcome_spend(account), whole=by_activity.get("train", Decimal(0)))
+    hours = Fraction(max(r.elapsed_ns for r in account.ranks), NS_PER_HOUR)
+    elapsed_hours = Fraction(_wall_ns(account), NS_PER_HOUR) or hours
+    return {
+        "currency": spend.currency,
+        "total": plain(total),
+        "device_total": plain(device_total),
+        "by_activity": _texts(by_activity),
+        "by_outcome": _texts(by_outcome),
+        "by_meter": _texts(by_meter),
+        "by_tag": {tag: _texts(round_shares(parts)) for tag, parts in spend.by_tag.items()},
+        "unpriced": unpriced,
+        "usd_per_hour": plain(round_money(spend.total / elapsed_hours)) if elapsed_hours else None,
+        "per_million_tokens": plain(round_money(spend.total * 1_000_000 / tokens)) if tokens else None,
+    }
+
+
+def _wall_ns(account: RunAccount) -> int:
+    """Time during which the run was paid for, however many devices: attempts and held gaps."""
+    longest = sum(max(r.elapsed_ns for r in account.of_attempt(n)) for n in account.attempts)
+    held = {g.earlier.attempt: g.ns for g in account.gaps if g.billed and g.earlier.rank == 0}
+    return longest + sum(held.values())
+
+
+def _plan(account: RunAccount, spend: Spend, tokens: int | None) -> dict[str, Any]:
+    planned = account.ranks[-1].header.get("planned_tokens")
+    progress = Fraction(tokens, planned) if planned and tokens is not None else None
+    forecast = None
+    if progress and spend.priced:
+        forecast = plain(round_money(spend.total / progress if progress < 1 else spend.total))
+    return {
+        "planned_tokens": planned,
+        "progress_ratio": None if progress is None else float(progress),
+        "forecast_total": forecast,
+    }
+
+
+def _released_s(account: RunAccount) -> float:
+    by_attempt = {g.earlier.attempt: g.ns for g in reversed(account.gaps) if not g.billed}
+    return sum(by_attempt.values()) / NS_PER_S
+
+
+def _released(account: RunAccount, currency: str) -> dict[str, Any]:
+    money: Fraction | None = Fraction(0)
+    ranks = {r.seat: r for r in account.ranks}
+    for gap in account.gaps:
+        if gap.billed or not gap.ns:
+            continue
+        rank = ranks[gap.earlier]
+        book = account.books.get(gap.earlier.attempt)
+        rates = list(book.device_rates(rank.end_wall_ns, rank.end_wall_ns + gap.ns, rank.paid_devices)) if book else []
+        if money is None or not rates or any(r.per_unit is None for r in rates):
+            money = None
+            continue
+        money += sum(((r.per_unit or 0) * (r.end_ns - r.start_ns) for r in rates), Fraction(0)) * gap.devices
+    held = plain(round_money(money)) if money else None
+    return {"seconds": _released_s(account), "money_if_held": held}
+
+
+def _checkpoints(account: RunAccount) -> list[dict[str, Any]]:
+    rows = []
+    for rank in account.ranks:
+        book = account.books.get(rank.seat.attempt)
+        for event in rank.events:
+            if event["k"] != "saved":
+                continue
+            wall = event["t"] - rank.start_ns + rank.wall_ns
+            rates = list(book.device_rates(wall, wall + 1, rank.paid_devices)) if book else []
+            rate = rates[0].per_unit if rates else None
+            blocked = event["blocked_ns"]
+            rows.append(
+                {
+                    "path": event["path"],
+                    "step": event["step"],
+                    "attempt": rank.seat.attempt,
+                    "bytes": event["bytes"],
+                    "at": _instant(wall),
+                    "blocked_s": blocked / NS_PER_S,
+                    "money": None if rate is None else plain(round_money(rate * blocked * rank.paid_devices)),
+                }
+            )
+    return rows
+
+
+def _verdicts(account: RunAccount) -> list[dict[str, Any]]:
+    return [
+        {
+            "kind": event["judged"],
+            **{name: event[name] for name in ("action", "reason", "message", "step", "spend")},
+        }
+        for rank in account.ranks
+        for event in rank.events
+        if event["k"] == "verdict"
+    ]

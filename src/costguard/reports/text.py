@@ -1,0 +1,159 @@
+"""The receipt as one page for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from costguard.reports.wastes import ADD_PRICE
+from costguard.units import NS_PER_HOUR, NS_PER_S, format_count, format_duration_s, format_money
+
+_RULE = "-" * 78
+
+
+def render_text(receipt: Mapping[str, Any]) -> str:
+    """Write the receipt as text of at most about 100 columns.
+
+    Args:
+        receipt: See `costguard.reports.receipt.receipt_of`.
+    """
+    parts = [_head, _where, _wastes, _training, _attempts, _checkpoints, _verdicts, _provenance]
+    blocks = ["\n".join(part(receipt)) for part in parts]
+    return "\n\n".join(block for block in blocks if block)
+
+
+def _money(receipt: Mapping[str, Any], amount: str | None) -> str:
+    return "unpriced" if amount is None else format_money(amount, receipt["spend"]["currency"])
+
+
+def headline(receipt: Mapping[str, Any]) -> str:
+    """One sentence: what the run cost, per what, how well it used the device, what was waste."""
+    spend, hours = receipt["spend"], receipt["time"]["elapsed_device_ns"] / NS_PER_HOUR
+    verb = "has cost" if receipt["run"]["state"] == "running" else "cost"
+    if spend["total"] is None:
+        parts = [f"This run took {hours:.4g} device-hours, unpriced"]
+    else:
+        parts = [f"This run {verb} {_money(receipt, spend['total'])}"]
+        if spend["per_million_tokens"]:
+            parts.append(f"{_money(receipt, spend['per_million_tokens'])} per million tokens")
+        if spend["usd_per_hour"]:
+            parts.append(f"{_money(receipt, spend['usd_per_hour'])} per hour")
+    if receipt["mfu"]["step"] is not None:
+        parts.append(f"MFU {receipt['mfu']['step']:.1%} (6ND)")
+    parts.append(f"{waste_ratio(receipt):.1%} of the time was not useful training or validation")
+    return parts[0] + ": " + ", ".join(parts[1:]) + "."
+
+
+def waste_ratio(receipt: Mapping[str, Any]) -> float:
+    """Share of device time that was neither kept training nor validation."""
+    time = receipt["time"]
+    useful = time["outcomes_ns"]["kept"] + time["activities_ns"].get("validation", 0)
+    return 1 - useful / time["elapsed_device_ns"] if time["elapsed_device_ns"] else 0.0
+
+
+def _head(receipt: Mapping[str, Any]) -> Iterator[str]:
+    run = receipt["run"]
+    tags = ", ".join(f"{k}={v}" for k, v in run["tags"].items())
+    yield f"costguard receipt   run {run['id']}   {run['state']}" + (f"   {tags}" if tags else "")
+    yield _RULE
+    yield headline(receipt)
+    if receipt["spend"]["total"] is None:
+        yield f"To see money, give a price: {ADD_PRICE}"
+
+
+def _where(receipt: Mapping[str, Any]) -> Iterator[str]:
+    time, spend = receipt["time"], receipt["spend"]
+    total = time["elapsed_device_ns"]
+    yield f"{'WHERE IT WENT':<28}{'device-hours':>14}{'money':>16}{'share':>10}"
+    activities = sorted(time["activities_ns"].items(), key=lambda item: -item[1])
+    for name, ns in activities:
+        yield _where_row(receipt, name.replace("_", " "), ns, spend["by_activity"].get(name), total)
+        if name == "train":
+            for outcome, part in time["outcomes_ns"].items():
+                if part and part != ns:
+                    yield _where_row(receipt, f"  of it {outcome}", part, spend["by_outcome"].get(outcome), total)
+    yield _where_row(receipt, "total", total, spend["device_total"], total)
+
+
+def _where_row(receipt: Mapping[str, Any], name: str, ns: int, money: str | None, total: int) -> str:
+    return f"{name:<28}{ns / NS_PER_HOUR:>14.6f}{_money(receipt, money):>16}{ns / total if total else 0:>10.2%}"
+
+
+def _wastes(receipt: Mapping[str, Any]) -> Iterator[str]:
+    if receipt["wastes"]:
+        yield "LARGEST WASTES"
+    for place, waste in enumerate(receipt["wastes"], 1):
+        price = _money(receipt, waste["money"])
+        took = format_duration_s(waste["device_ns"] / NS_PER_S)
+        yield f"{place}. {waste['cause'].replace('_', ' ')}: {price}, {took} ({waste['share_ratio']:.1%})"
+        yield f"   {waste['sentence']}"
+
+
+def _training(receipt: Mapping[str, Any]) -> Iterator[str]:
+    tokens, flops, mfu, plan = (receipt[k] for k in ("tokens", "flops", "mfu", "plan"))
+    yield "TRAINING"
+    if tokens["trained"] is not None:
+        apart = [f"{tokens[k]:,} {k}" for k in ("rework", "padding") if tokens[k]]
+        yield f"tokens    {tokens['trained']:,} trained" + (f" ({', '.join(apart)} apart)" if apart else "")
+    elif tokens["samples"] is not None:
+        yield f"samples   {tokens['samples']:,} trained; tokens unknown"
+    if flops["estimate_6nd"] is not None:
+        yield f"FLOPs     {format_count(float(flops['estimate_6nd']))} by 6ND, {flops['parameters']:,} parameters"
+    if mfu["step"] is not None:
+        peak = f"{format_count(mfu['peak_flops_per_s'])}FLOP/s"
+        yield f"MFU       {mfu['step']:.1%} of train time, {mfu['billed']:.1%} of billed time (6ND)"
+        yield f"          peak {peak}, {mfu['peak_source']}"
+    if plan["progress_ratio"] is not None:
+        forecast = f", in all {_money(receipt, plan['forecast_total'])} at this pace" if plan["forecast_total"] else ""
+        yield f"plan      {plan['progress_ratio']:.1%} of {format_count(plan['planned_tokens'])} tokens{forecast}"
+
+
+def _attempts(receipt: Mapping[str, Any]) -> Iterator[str]:
+    yield "ATTEMPTS"
+    for a in receipt["run"]["attempts"]:
+        devices = f"{a['paid_devices']} device{'s' if a['paid_devices'] != 1 else ''}"
+        redone = f", {a['rework_steps']} redone" if a["rework_steps"] else ""
+        why = f" ({a['reason']})" if a["reason"] else ""
+        end = a["ended_at"] or "now"
+        yield f"{a['attempt']}. {a['started_at']} to {end}, {a['ended']}{why}"
+        yield (
+            f"   {devices}, steps {a['first_step']} to {a['last_step']}{redone}, "
+            f"{a['elapsed_device_ns'] / NS_PER_HOUR:.4g} device-hours"
+        )
+        if a["gap_after_ns"]:
+            yield f"   then a gap of {format_duration_s(a['gap_after_ns'] / NS_PER_S)}, billed: {a['gap_reason']}"
+    released = receipt["released"]
+    if released["seconds"]:
+        kept = (
+            f", {_money(receipt, released['money_if_held'])} if you kept the machine"
+            if released["money_if_held"]
+            else ""
+        )
+        yield f'   not counted: {format_duration_s(released["seconds"])}{kept}; gap="held" counts it'
+
+
+def _checkpoints(receipt: Mapping[str, Any]) -> Iterator[str]:
+    rows = receipt["checkpoints"]
+    if not rows:
+        return
+    blocked = sum(c["blocked_s"] for c in rows)
+    written = sum(c["bytes"] or 0 for c in rows)
+    yield (
+        f"CHECKPOINTS  {len(rows)} written, {format_count(float(written))}B in all, training stood still for "
+        f"{format_duration_s(blocked)}; last: step {rows[-1]['step']}, {rows[-1]['path']}"
+    )
+
+
+def _verdicts(receipt: Mapping[str, Any]) -> Iterator[str]:
+    if receipt["verdicts"]:
+        yield "VERDICTS"
+    for verdict in receipt["verdicts"]:
+        yield f"step {verdict['step']}: {verdict['action']} ({verdict['kind']}): {verdict['message']}"
+
+
+def _provenance(receipt: Mapping[str, Any]) -> Iterator[str]:
+    yield "HOW EACH FIGURE CAME ABOUT"
+    for row in receipt["provenance"]:
+        yield f"{row['how']:<10} {row['figure']}: {row['text']}"
+    for note in receipt["notes"]:
+        yield f"note       {note}"

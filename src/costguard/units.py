@@ -1,0 +1,145 @@
+"""Money, durations and counts: read from the user in one place, rounded once, and shown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+from typing import TypeVar
+
+NS_PER_S = 1_000_000_000
+NS_PER_HOUR = 3600 * NS_PER_S
+MONEY_PLACES = 12
+"""Decimal places of money in any output: small enough for one token of the cheapest model."""
+
+Money = float | str | Decimal
+"""What a user may write for an amount: 2.49, "2.49" or Decimal("2.49")."""
+
+_K = TypeVar("_K")
+
+
+def parse_money(value: Money | int) -> Decimal:
+    """Read an amount of money exactly as the user wrote it.
+
+    Args:
+        value: A number or its text; a float means its shortest text, so 0.1 is a tenth.
+
+    Returns:
+        The amount, finite and not negative.
+
+    Raises:
+        ValueError: If it is not a finite number of at least 0.
+
+    Example:
+        >>> parse_money(0.1)
+        Decimal('0.1')
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
+        raise ValueError("not a number")
+    try:
+        amount = value if isinstance(value, Decimal) else Decimal(str(value).strip())
+    except InvalidOperation:
+        raise ValueError("not a number") from None
+    if not amount.is_finite():
+        raise ValueError("not a finite number")
+    if amount < 0:
+        raise ValueError("negative")
+    return amount
+
+
+def round_shares(
+    parts: Mapping[_K, Fraction], places: int = MONEY_PLACES, whole: Decimal | None = None
+) -> dict[_K, Decimal]:
+    """Round the parts of a whole so that they still add up to the rounded whole.
+
+    The whole is rounded half to even; the units that flooring each part leaves over go to the parts with
+    the largest remainders (Hamilton's method), first named first on a tie.
+
+    Args:
+        parts: Exact amounts by name, none negative.
+        places: Decimal places.
+        whole: The rounded whole where it has been rounded already as a part of another one: within one unit of
+            the parts' sum.
+
+    Returns:
+        The same names with decimals whose sum is the whole, by default `round_money(sum(parts))`.
+    """
+    scale = 10**places
+    scaled = {name: part * scale for name, part in parts.items()}
+    units = {name: math.floor(part) for name, part in scaled.items()}
+    target = round(sum(scaled.values(), Fraction(0))) if whole is None else int(whole.scaleb(places))
+    left = target - sum(units.values())
+    by_remainder = sorted(scaled, key=lambda name: units[name] - scaled[name])
+    for name in by_remainder[: max(0, left)]:
+        units[name] += 1
+    if left < 0 and units:
+        units[max(units, key=lambda name: units[name])] += left
+    return {name: Decimal(n).scaleb(-places) for name, n in units.items()}
+
+
+def round_money(amount: Fraction, places: int = MONEY_PLACES) -> Decimal:
+    """Round an exact amount half to even at `places` decimals."""
+    return Decimal(round(amount * 10**places)).scaleb(-places)
+
+
+def plain(amount: Decimal) -> str:
+    """Write a decimal without exponent and without trailing zeros.
+
+    Example:
+        >>> plain(Decimal("2.500000000000"))
+        '2.5'
+    """
+    text = format(amount, "f")
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+_SIGNS = {"USD": "$", "EUR": "€", "GBP": "£"}
+
+
+def format_money(amount: Decimal | Fraction | str | None, currency: str = "USD") -> str:
+    """Show an amount to a person: cents above a dollar, four significant digits below, never a false zero.
+
+    Example:
+        >>> format_money("1234.5"), format_money("0.0123456"), format_money(None)
+        ('$1,234.50', '$0.01235', 'unknown')
+    """
+    if amount is None:
+        return "unknown"
+    value = round_money(amount) if isinstance(amount, Fraction) else Decimal(amount)
+    sign = _SIGNS.get(currency)
+    if value == 0:
+        text = "0.00"
+    elif abs(value) >= 1:
+        text = f"{value:,.2f}"
+    else:
+        places = min(MONEY_PLACES, max(2, 3 - value.adjusted()))
+        text = f"{value:.{places}f}"
+    return f"{sign}{text}" if sign else f"{text} {currency}"
+
+
+def format_duration_s(seconds: float) -> str:
+    """Show a duration to a person.
+
+    Example:
+        >>> format_duration_s(0.25), format_duration_s(75), format_duration_s(90_000)
+        ('0.25 s', '1 min 15 s', '25 h 0 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    if seconds < 3600:
+        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    return f"{int(seconds // 3600):,} h {int(seconds % 3600 // 60)} min"
+
+
+def format_count(number: float) -> str:
+    """Show a large count with a metric suffix.
+
+    Example:
+        >>> format_count(2_457_600), format_count(999)
+        ('2.46 M', '999')
+    """
+    for size, suffix in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= size:
+            return f"{number / size:.3g} {suffix}"
+    return f"{number:.3g}" if isinstance(number, float) else str(number)
