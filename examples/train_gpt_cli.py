@@ -4,6 +4,7 @@ Run: python examples/train_gpt_cli.py fit --config configs/cost_monitor.yaml
 """
 
 from lightning.pytorch.cli import LightningCLI
+
 from train_gpt import GPT, StdlibText
 
 

@@ -101,7 +101,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("costguard/usd_per_hour", "USD/h", "What the whole allocation costs per hour now."),
     Metric("costguard/usd_per_million_tokens", "USD", "Spend divided by millions of tokens trained and kept."),
     Metric("costguard/mfu_ratio", "ratio", "Model FLOPs utilisation of train time, 6ND estimate."),
-    Metric("costguard/waste_ratio", "ratio", "Share of device time that was neither train, validation nor checkpoint."),
+    Metric("costguard/waste_ratio", "ratio", "Share of device time that was neither kept training nor validation."),
     Metric("costguard/forecast_usd", "USD", "Spend expected at the end of the plan at the present pace."),
     Metric("costguard/device_hours", "device-h", "Paid device-hours so far, over all attempts."),
     Metric("costguard/tokens", "tokens", "Tokens trained and kept so far, over all ranks, padding apart."),

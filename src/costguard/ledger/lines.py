@@ -1,4 +1,4 @@
-"""One line of the journal: a JSON object with a number, a schema version and a checksum, and how lines are read back."""
+"""One line of the journal: a JSON object with number, schema version and checksum, and how lines are read back."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def decode(data: bytes, name: str) -> Reading:
             )
         elif line["v"] > SCHEMA:
             reading.problems.append(
-                f"{name}: line {index + 1} has schema {line['v']}, this costguard reads up to {SCHEMA}; upgrade to read it"
+                f"{name}: line {index + 1} has schema {line['v']}, this costguard reads up to {SCHEMA}; upgrade it"
             )
         elif line["n"] not in seen:
             seen.add(line["n"])

@@ -53,9 +53,7 @@ class BatchCounter:
         except Exception as error:  # the batch and the function are the user's and may do anything
             self._failed = True
             what = "count_tokens" if self._count_tokens else "the batch's shapes"
-            warn(
-                f"cannot count tokens ({what} raised {type(error).__name__}: {error}); tokens are unknown from now on."
-            )
+            warn(f"cannot count tokens ({what} raised {type(error).__name__}: {error}); they are unknown from now on.")
             return _NOTHING
 
     def late(self, *, wait: bool = False) -> int:

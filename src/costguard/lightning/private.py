@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from functools import cache
-from typing import Any
+from importlib import import_module
 
+import torch
 from lightning.pytorch import Callback, Trainer
 
 PER_BATCH_HOOKS = (
@@ -28,8 +29,7 @@ PER_BATCH_HOOKS = (
 def skips_hooks_that_are_none() -> bool:
     """Whether this Lightning leaves out a callback's hook that is `None`, as 2.0 to 2.6 do."""
     try:
-        from lightning.pytorch.trainer import call
-
+        call = import_module("lightning.pytorch.trainer.call")
         return "if callable(fn):" in inspect.getsource(call._call_callback_hooks)
     except (ImportError, AttributeError, OSError):
         return False
@@ -67,10 +67,8 @@ def is_restored_after_setup(trainer: Trainer) -> bool:
     return bool(getattr(trainer.strategy, "restore_checkpoint_after_setup", True))
 
 
-def matmul_dtype(trainer: Trainer) -> Any:
+def matmul_dtype(trainer: Trainer) -> torch.dtype:
     """The torch dtype of the training's matrix products on a CPU."""
-    import torch
-
     names = {"bf16": torch.bfloat16, "16": torch.float16, "64": torch.float64}
     precision = str(trainer.precision).partition("-")[0]
     return names.get(precision, torch.float32)

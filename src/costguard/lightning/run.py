@@ -289,9 +289,7 @@ class Run:
     def _warn_of_disk(self, folder: str, mirror: Mirror | None) -> None:
         why = ephemeral_disk(os.path.abspath(folder), os.environ) if mirror is None else None
         if why:
-            warn(
-                f"the journal in {folder} dies with this machine ({why}); give CostMonitor dir='s3://...' to mirror it."
-            )
+            warn(f"the journal in {folder} dies with this machine ({why}); mirror it with CostMonitor(dir='s3://...').")
 
     # -- live figures -----------------------------------------------------------------------------------------
 

@@ -215,15 +215,9 @@ def _money(account: RunAccount, spend: Spend, tokens: int | None) -> dict[str, A
         for (meter, unit), n in spend.unpriced.items()
     ]
     if not spend.priced:
-        empty: dict[str, Any] = {"currency": spend.currency, "total": None, "device_total": None}
-        names = ("by_activity", "by_outcome", "by_meter", "by_tag")
-        return {
-            **empty,
-            **{n: {} for n in names},
-            "unpriced": unpriced,
-            "usd_per_hour": None,
-            "per_million_tokens": None,
-        }
+        nothing = dict.fromkeys(("total", "device_total", "usd_per_hour", "per_million_tokens"))
+        breakdowns: dict[str, Any] = {name: {} for name in ("by_activity", "by_outcome", "by_meter", "by_tag")}
+        return {"currency": spend.currency, **nothing, **breakdowns, "unpriced": unpriced}
     total = round_money(spend.total)
     by_meter = round_shares(spend.by_meter)
     device_total = by_meter.get(DEVICE, Decimal(0))
