@@ -11,7 +11,7 @@ from costguard.ledger.layout import Seat
 from costguard.policies.gap import Tenure
 from costguard.prices import PriceBook
 
-Status = Literal["closed", "died", "running", "moved"]
+Status = Literal["closed", "died", "running"]
 
 
 @dataclass(frozen=True, slots=True)

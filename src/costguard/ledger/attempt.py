@@ -135,11 +135,6 @@ class AttemptWriter:
         fields = {name: getattr(verdict, name) for name in ("reason", "message", "step", "spend")}
         self._line("verdict", judged=verdict.kind, action=verdict.action.value, **fields)
 
-    def moved(self, run_id: str) -> None:
-        """Note that this attempt turned out to belong to another run, and end."""
-        self._line("moved", sync=True, run=run_id)
-        self._end()
-
     def close(self, reason: str | None, exit_ns: int, at_ns: int | None = None) -> None:
         """Write the last line and end; twice is the same as once.
 

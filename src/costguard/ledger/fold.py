@@ -75,7 +75,6 @@ def fold(run_id: str, files: Sequence[SeatFiles]) -> RunAccount:
             pages[each.seat] = page
     _adopt_earlier(lines, pages)
     ranks = [r for seat in lines if (r := _fold_rank(seat, lines[seat], pages.get(seat)))]
-    ranks = [r for r in ranks if r.status != "moved"]
     return RunAccount(
         run_id=run_id,
         ranks=ranks,
@@ -132,7 +131,7 @@ def _fold_rank(seat: Seat, lines: Sequence[Line], page: PageReading | None) -> R
         wall_ns=start + header.get("wall_offset_ns", 0),
         final=final,
         estimated_ns=estimated,
-        status=_status(header, close, lines),
+        status=_status(header, close),
         reason=close.get("reason") if close else None,
         tenure=Tenure(allocation=header.get("allocation"), host=header.get("host", "unknown"), boot=header.get("boot")),
         idle_devices=header.get("idle_devices", 0),
@@ -146,9 +145,7 @@ def _fold_rank(seat: Seat, lines: Sequence[Line], page: PageReading | None) -> R
     )
 
 
-def _status(header: Line, close: Line | None, lines: Sequence[Line]) -> Status:
-    if any(line["k"] == "moved" for line in lines):
-        return "moved"
+def _status(header: Line, close: Line | None) -> Status:
     if close:
         return "closed"
     return "running" if is_running(header) else "died"

@@ -55,7 +55,7 @@ def _keep_line(own: Sequence[RankAccount], stretches: Sequence[_Stretch], kept: 
         if resume is None:
             # Nothing was loaded. In the run's first stretch that is how it began; later it began from scratch again,
             # in the same process it went on with the weights it had.
-            same = position > 0 and stretches[position - 1].rank is stretch.rank
+            same = position > 0 and _same_process(stretches[position - 1].rank, stretch.rank)
             position, end = (position - 1, None) if same else (-1, None)
         elif resume.attempt is None or resume.save is None:
             position, end = position - 1, None
@@ -74,6 +74,12 @@ def _origin(
         if stretches[position].holds(attempt, mark):
             return position, mark
     return -1, None
+
+
+def _same_process(a: RankAccount, b: RankAccount) -> bool:
+    """Whether two attempts ran in one process, which kept its weights in memory."""
+    names = ("host", "boot", "pid", "pid_start")
+    return a is b or (bool(a.header) and all(a.header.get(n) == b.header.get(n) for n in names))
 
 
 def _stretches(rank: RankAccount) -> list[_Stretch]:

@@ -61,10 +61,6 @@ class Page:
         now = self._now_ns()
         self._memory[_ALIVE_AT : _ALIVE_AT + _ALIVE.size] = _ALIVE.pack(now, now ^ _MASK)
 
-    def release(self) -> None:
-        """Let go of the mapping; what was written stays."""
-        self._memory.release()
-
 
 @dataclass(frozen=True, slots=True)
 class PageReading:

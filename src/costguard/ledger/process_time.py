@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing.util
 import os
 import sys
 from typing import Protocol
@@ -45,8 +46,9 @@ class ProcessTime:
             of the time until now.
         """
         if os.getpid() != self._pid:
-            self.__init__()  # type: ignore[misc]  # a forked child is a process of its own
-            atexit.register(self._finish)
+            # A forked child is a process of its own, which multiprocessing ends with finalizers of its own, not atexit.
+            self.__init__()  # type: ignore[misc]
+            multiprocessing.util.Finalize(None, self._finish, exitpriority=0)
         if self._owner is not None:
             self._free_from_ns = self._owner.release(0)
         self._owner = owner

@@ -14,7 +14,7 @@ except ImportError as missing:
         "or use it where your training already runs. Reading reports needs neither."
     ) from missing
 
-from costguard.errors import ConfigError
+from costguard.errors import ConfigError, warn
 from costguard.ledger.attempt import count
 from costguard.ledger.devices import check_gpus
 from costguard.ledger.live import Figures
@@ -25,7 +25,7 @@ from costguard.lightning.instances import Instances
 from costguard.lightning.joining import make_run
 from costguard.lightning.progress import ProgressFields
 from costguard.lightning.rows import CostRows
-from costguard.lightning.run import Run, RunConfig
+from costguard.lightning.run import STATE_KEY, Run, RunConfig
 from costguard.lightning.wrapping import wrap_checkpoints
 from costguard.policies.gap import GAP_MODES, GapMode
 from costguard.policies.rows import RowCadence
@@ -113,7 +113,7 @@ class CostMonitor(Callback):
     @property
     def state_key(self) -> str:
         """Fixed, so that a checkpoint's word is found again whatever the arguments are."""
-        return "CostMonitor"
+        return STATE_KEY
 
     @property
     def run_dir(self) -> str | None:
@@ -125,6 +125,8 @@ class CostMonitor(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin to meter, decide which run this is as far as possible, and wrap what has no hook."""
         if self._run is None or self._run.ended:
+            # Another run has had this process since: this is the same run's next attempt.
+            self._run_id = self._run.run_id if self._run is not None and self._run.is_open else self._run_id
             self._run = make_run(trainer, self._config(trainer))
         run = self._run
         run.meter.enter(Activity.METERING)
@@ -198,6 +200,7 @@ class CostMonitor(Callback):
         """Training begins: say what it goes on from, record the model's size, and wait for data."""
         run = self._open()
         run.meter.enter(Activity.METERING)
+        run.at_step(trainer.global_step)
         if self._loaded is not None:
             run.resumed(self._loaded)
             self._loaded = None
@@ -296,8 +299,12 @@ class CostMonitor(Callback):
         run.meter.enter(Activity.TEARDOWN)
 
     def _closing_row(self, trainer: Trainer) -> None:
-        if self._rows is not None and self._last_work_ns:
+        if self._rows is None or not self._last_work_ns:
+            return
+        try:
             self._rows.closing_row(trainer.loggers, private.logging_step(trainer), self._last_work_ns)
+        except Exception as error:  # a logger may raise anything, and this may be an exception's path already
+            warn(f"the last costs could not be logged ({type(error).__name__}: {error}); the receipt has them.")
 
     # -- checkpoints ------------------------------------------------------------------------------------------
 

@@ -33,6 +33,8 @@ from costguard.prices import PriceBook
 from costguard.records import Activity
 
 MIRROR_PATIENCE_S = 15.0
+STATE_KEY = "CostMonitor"
+"""Where a checkpoint keeps costguard's word; fixed, so that it is found again whatever the arguments are."""
 Broadcast = Callable[[Any], Any]
 """Gives every rank what rank 0 has; called by all ranks at the same point, never in an exception path."""
 
@@ -311,6 +313,11 @@ class Run:
         """Note what training goes on from; a checkpoint of another run, or without a word, has no known origin."""
         own = word.get("run") == self.run_id
         self.writer.resumed(word.get("attempt") if own else None, word.get("save") if own else None)
+
+    def at_step(self, step: int) -> None:
+        """Set the Trainer's step before the first batch, so that what is redone is counted from there."""
+        state = self.meter.state
+        self.meter.settle(state.since_ns, state.activity, state.counters._replace(step=step))
 
     def begin_training(self, trainer: Trainer) -> None:
         """Record the model's size and peak, and sum up what was before."""

@@ -11,7 +11,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from costguard.ledger.opening import file_mark
 from costguard.lightning.instances import Instances, Method
-from costguard.lightning.run import Run
+from costguard.lightning.run import STATE_KEY, Run
 from costguard.records import Activity
 
 OnLoaded = Callable[[Mapping[str, Any]], None]
@@ -71,7 +71,7 @@ def _loading(original: Method, trainer: Trainer, run: Run, on_loaded: OnLoaded) 
         with run.meter.span(Activity.RESTORE):
             run.identify_by_file(os.fspath(checkpoint_path), trainer.strategy.broadcast)
             checkpoint = original(checkpoint_path, *args, **kwargs)
-            word = (checkpoint.get("callbacks") or {}).get("CostMonitor") if isinstance(checkpoint, Mapping) else None
+            word = (checkpoint.get("callbacks") or {}).get(STATE_KEY) if isinstance(checkpoint, Mapping) else None
             run.identify_by_content(word, trainer.strategy.broadcast)
             if trainer.state.fn == TrainerFn.FITTING and isinstance(checkpoint, Mapping):
                 on_loaded(word or {})
