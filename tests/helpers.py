@@ -15,6 +15,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import IO, Any
 
+import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
@@ -195,3 +196,47 @@ def assert_close(measured_ns: int, seen_ns: int, *, processes: int = 1) -> None:
 def total_ns(receipts: Iterable[dict[str, Any]]) -> int:
     """Device time of several receipts."""
     return sum(receipt["time"]["elapsed_device_ns"] for receipt in receipts)
+
+
+# -- training in this process ---------------------------------------------------------------------------------------
+
+LIGHTNING_WARNINGS = (
+    "ignore:The '.*_dataloader' does not have many workers",
+    "ignore:You defined a `validation_step` but have no `val_dataloader`",
+    "ignore:.isinstance.treespec, LeafSpec.. is deprecated",
+    "ignore:You're resuming from a checkpoint that ended before the epoch ended",
+)
+"""What Lightning warns of in trainings as small as these, for `pytest.mark.filterwarnings`."""
+
+
+class Saves(Callback):
+    """Saves a checkpoint in a folder after certain steps, as `step-N.ckpt`."""
+
+    def __init__(self, folder: Path, *steps: int, weights_only: bool = False) -> None:
+        self.folder, self.steps, self.weights_only = folder, steps, weights_only
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        if trainer.global_step in self.steps:
+            trainer.save_checkpoint(self.folder / f"step-{trainer.global_step}.ckpt", self.weights_only)
+
+
+def fit(folder: Path, cost: CostMonitor, *callbacks: Callback, **options: Any) -> Trainer:
+    """Train `Tiny` on some batches, from a checkpoint if one is given; an exception of its own is expected.
+
+    Args:
+        folder: Default root.
+        cost: The monitor.
+        callbacks: Further callbacks, after it.
+        options: `batches`, `ckpt_path`, `module`, `fails_at`, and the Trainer's.
+    """
+    batches, ckpt_path = options.pop("batches", 6), options.pop("ckpt_path", None)
+    fails_at = options.pop("fails_at", None)
+    module = options.pop("module", None) or Tiny(fails_at=fails_at)
+    trainer = quiet_trainer(folder, cost, *callbacks, **options)
+    train = loader(batches)
+    if fails_at is None:
+        trainer.fit(module, train, ckpt_path=ckpt_path)
+        return trainer
+    with pytest.raises(RuntimeError, match="training_step failed"):
+        trainer.fit(module, train, ckpt_path=ckpt_path)
+    return trainer

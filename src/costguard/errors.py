@@ -9,6 +9,7 @@ CostguardWarning       something is lost or unknown, and training goes on
 
 from __future__ import annotations
 
+import sys
 import warnings
 
 
@@ -30,6 +31,26 @@ class JournalError(CostguardError, OSError):
 
 class CostguardWarning(UserWarning):
     """Something is lost, unknown or estimated; training goes on."""
+
+
+def config_error(message: str) -> BaseException:
+    """Make the error of a value that cannot be used, to be raised by the caller.
+
+    Args:
+        message: One sentence with option, value and remedy.
+
+    Returns:
+        A `ConfigError`. While a command line is being parsed (LightningCLI's jsonargparse), the `SystemExit` with
+        code 2 that its own errors end in, the sentence printed: it would catch a `ConfigError` and bury the sentence
+        under some 80 lines about every type that it tried.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("jsonargparse."):
+            print(f"error: {message}", file=sys.stderr)
+            return SystemExit(2)
+        frame = frame.f_back  # type: ignore[assignment]
+    return ConfigError(message)
 
 
 def warn(message: str) -> None:

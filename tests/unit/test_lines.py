@@ -32,8 +32,8 @@ def newer(number: int) -> bytes:
     return head + b',"crc":"%08x"}\n' % zlib.crc32(head)
 
 
-@given(st.lists(FIELDS, max_size=4))
-@examples(100)
+@given(st.lists(FIELDS, max_size=3))
+@examples(50)
 def test_what_is_written_is_read_back(fields: list[dict[str, object]]) -> None:
     """Any plain data comes back equal, in order, without a problem, one line each."""
     data = b"".join(encode(n, "kind", f) for n, f in enumerate(fields))
@@ -85,14 +85,14 @@ def test_a_flipped_byte_costs_its_line_alone(at: int, flip: int) -> None:
 
 
 @pytest.mark.parametrize("line", range(5))
-@pytest.mark.parametrize("flip", [0x01, 0x20, 0x80, 0xFF])
-def test_a_flipped_newline_costs_its_line_alone(line: int, flip: int) -> None:
+def test_a_flipped_newline_costs_its_line_alone(line: int) -> None:
     """A newline that is no newline any more joins two lines; the second is whole and is still read."""
     at = sum(map(len, LINES[: line + 1])) - 1
-    data = bytearray(DATA)
-    data[at] ^= flip
-    lost = {0, 1, 2, 3, 4} - set(numbers(bytes(data)))
-    assert lost <= {line}
+    for flip in range(1, 256):
+        data = bytearray(DATA)
+        data[at] ^= flip
+        lost = {0, 1, 2, 3, 4} - set(numbers(bytes(data)))
+        assert lost <= {line}
 
 
 def test_an_empty_segment_has_no_lines_and_says_so() -> None:

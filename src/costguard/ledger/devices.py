@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from costguard.errors import ConfigError
+from costguard.errors import config_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ def check_gpus(owner: str, gpus: int | None) -> None:
         ConfigError: With the remedy.
     """
     if gpus is not None and (isinstance(gpus, bool) or not isinstance(gpus, int) or gpus < 1):
-        raise ConfigError(f"{owner}(gpus={gpus!r}): expected how many GPUs are paid for over all nodes, such as 8.")
+        raise config_error(f"{owner}(gpus={gpus!r}): expected how many GPUs are paid for over all nodes, such as 8.")
 
 
 def paid_devices(
@@ -50,7 +50,7 @@ def paid_devices(
         idle = [max(0, have - used) for have, used in zip(on_nodes, ranks_on_nodes, strict=True)]
         return Paid(world + sum(idle), idle[node])
     if gpus < world:
-        raise ConfigError(
+        raise config_error(
             f"{owner}(gpus={gpus}): {world} ranks run, each on a device of its own; "
             f"give gpus={world} or more, or leave it out."
         )

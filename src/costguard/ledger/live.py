@@ -46,8 +46,12 @@ class Figures:
     waste: float | None
     forecast: Fraction | None
 
-    def metrics(self) -> dict[str, float]:
-        """The values for a logger, by key, as 64-bit floats; what is unknown is left out."""
+    def metrics(self, currency: str = "USD") -> dict[str, float]:
+        """The values for a logger, by key, as 64-bit floats; what is unknown is left out.
+
+        Args:
+            currency: Currency of the money, which the keys name in place of `usd`.
+        """
         per_million = self.spend * 1_000_000 / self.tokens if self.spend is not None and self.tokens else None
         values = {
             "costguard/spend_usd": self.spend,
@@ -59,7 +63,8 @@ class Figures:
             "costguard/device_hours": Fraction(self.device_ns, NS_PER_HOUR),
             "costguard/tokens": self.tokens,
         }
-        return {key: float(value) for key, value in values.items() if value is not None}
+        unit = currency.lower()
+        return {key.replace("usd", unit): float(value) for key, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)

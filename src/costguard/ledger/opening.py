@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from costguard.errors import ConfigError, warn
+from costguard.errors import config_error, warn
 from costguard.ledger.account import RunAccount
 from costguard.ledger.allocation import Allocation
 from costguard.ledger.files import Files
@@ -42,7 +42,7 @@ def check_run_id(owner: str, run_id: str) -> str:
         ConfigError: With the rule.
     """
     if not run_id or run_id in (".", "..") or any(c in run_id for c in "/\\:\0") or run_id != run_id.strip():
-        raise ConfigError(
+        raise config_error(
             f"{owner}(run_id={run_id!r}): cannot name a folder; use letters, digits, '-', '_' and '.', such as 'gpt-a'."
         )
     return run_id
@@ -165,7 +165,7 @@ def claim_attempt(files: Files, root: str, run_id: str, *, known_attempts: int =
             continue  # another process was quicker
         except OSError as error:
             return _unwritable(folder, seat, earlier, error)
-    raise ConfigError(f"run {run_id!r} in {root!r} takes no further attempt; give CostMonitor another run_id or dir.")
+    raise config_error(f"run {run_id!r} in {root!r} takes no further attempt; give CostMonitor another run_id or dir.")
 
 
 def claim_rank(files: Files, root: str, run_id: str, seat: Seat) -> Claim:

@@ -14,7 +14,7 @@ except ImportError as missing:
         "or use it where your training already runs. Reading reports needs neither."
     ) from missing
 
-from costguard.errors import ConfigError, warn
+from costguard.errors import config_error, warn
 from costguard.ledger.attempt import count
 from costguard.ledger.devices import check_gpus
 from costguard.ledger.live import Figures
@@ -86,9 +86,9 @@ class CostMonitor(Callback):
         _check_positive("planned_tokens", planned_tokens, "a count of tokens such as 20e9")
         _check_positive("peak_flops_per_s", peak_flops_per_s, "FLOP/s of one device such as 989.4e12")
         if not log_every_s >= 0:
-            raise ConfigError(f"CostMonitor(log_every_s={log_every_s!r}): expected seconds of at least 0, such as 1.")
+            raise config_error(f"CostMonitor(log_every_s={log_every_s!r}): expected seconds of at least 0, such as 1.")
         if gap not in GAP_MODES:
-            raise ConfigError(f"CostMonitor(gap={gap!r}): expected one of {', '.join(GAP_MODES)}.")
+            raise config_error(f"CostMonitor(gap={gap!r}): expected one of {', '.join(GAP_MODES)}.")
         if run_id is not None:
             check_run_id("CostMonitor", run_id)
         self._gpus = gpus
@@ -256,7 +256,7 @@ class CostMonitor(Callback):
         if figures is None:
             return {}
         self._bar.show(figures)
-        return figures.metrics()
+        return figures.metrics(self._book.currency)
 
     def _figures(self) -> Figures | None:
         run = self._run
@@ -328,7 +328,7 @@ class CostMonitor(Callback):
 def _book(usd_per_gpu_hour: Money | None, usd_per_hour: Money | None, prices: PriceBook | None) -> PriceBook:
     short = PriceBook.for_run("CostMonitor", usd_per_gpu_hour, usd_per_hour)
     if prices is not None and short.prices:
-        raise ConfigError(
+        raise config_error(
             "CostMonitor(prices=..., usd_per_...=...): two sources of one price; give the price book or the short form."
         )
     return prices or short
@@ -338,4 +338,4 @@ def _check_positive(option: str, value: float | None, expected: str) -> None:
     if value is not None and (
         isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf")
     ):
-        raise ConfigError(f"CostMonitor({option}={value!r}): expected {expected}.")
+        raise config_error(f"CostMonitor({option}={value!r}): expected {expected}.")

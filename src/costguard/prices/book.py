@@ -9,7 +9,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from costguard.errors import ConfigError
+from costguard.errors import config_error
 from costguard.units import NS_PER_HOUR, Money, parse_money, plain
 
 GPU_HOUR = "gpu_hour"
@@ -26,7 +26,7 @@ def price_argument(owner: str, option: str, value: Money) -> Decimal:
     try:
         return parse_money(value)
     except ValueError as why:
-        raise ConfigError(f"{owner}({option}={value!r}): {why}; expected US dollars such as 2.49 or '2.49'.") from None
+        raise config_error(f"{owner}({option}={value!r}): {why}; expected US dollars such as 2.49 or '2.49'.") from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,17 +58,17 @@ class Price:
     def __post_init__(self) -> None:
         price_argument("Price", "amount", self.amount)
         if self.mode not in MODES:
-            raise ConfigError(f"Price(mode={self.mode!r}): unknown mode; expected one of {', '.join(MODES)}.")
+            raise config_error(f"Price(mode={self.mode!r}): unknown mode; expected one of {', '.join(MODES)}.")
         start, end = self.interval_ns
         if end is not None and start is not None and end <= start:
-            raise ConfigError(
+            raise config_error(
                 f"Price(valid_until={self.valid_until!r}): not after valid_from={self.valid_from!r}; swap them."
             )
         if self.retrieved is not None:
             try:
                 date.fromisoformat(self.retrieved)
             except (ValueError, TypeError):
-                raise ConfigError(
+                raise config_error(
                     f"Price(retrieved={self.retrieved!r}): not a date; expected one such as '2026-11-30'."
                 ) from None
 
@@ -119,7 +119,7 @@ def _instant_ns(option: str, text: str | None) -> int | None:
     try:
         instant = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except (ValueError, AttributeError):
-        raise ConfigError(
+        raise config_error(
             f"Price({option}={text!r}): not an instant; expected one such as '2026-12-01T00:00:00Z'."
         ) from None
     if instant.tzinfo is None:
@@ -158,7 +158,7 @@ class PriceBook:
             ConfigError: If both are given, or one cannot be used.
         """
         if usd_per_gpu_hour is not None and usd_per_hour is not None:
-            raise ConfigError(
+            raise config_error(
                 f"{owner}(usd_per_gpu_hour={usd_per_gpu_hour!r}, usd_per_hour={usd_per_hour!r}): two prices for one "
                 "thing; give usd_per_gpu_hour (each paid GPU) or usd_per_hour (the whole allocation), not both."
             )
