@@ -71,7 +71,8 @@ class MemoryFiles:
         return bytes(self.data[path])
 
     def listing(self, path: str) -> list[str]:
-        return sorted(os.path.basename(p) for p in self.data if os.path.dirname(p) == path)
+        inside = (p.removeprefix(path + "/") for p in self.data if p.startswith(path + "/"))
+        return sorted({name.split("/")[0] for name in inside})
 
 
 class Mortal:

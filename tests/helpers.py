@@ -210,14 +210,18 @@ LIGHTNING_WARNINGS = (
 
 
 class Saves(Callback):
-    """Saves a checkpoint in a folder after certain steps, as `step-N.ckpt`."""
+    """Saves a checkpoint in a folder when certain steps are done, as `step-N.ckpt`."""
+
+    saved = 0
 
     def __init__(self, folder: Path, *steps: int, weights_only: bool = False) -> None:
         self.folder, self.steps, self.weights_only = folder, steps, weights_only
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        if trainer.global_step in self.steps:
-            trainer.save_checkpoint(self.folder / f"step-{trainer.global_step}.ckpt", self.weights_only)
+        path = self.folder / f"step-{trainer.global_step}.ckpt"
+        if trainer.global_step in self.steps and self.saved != trainer.global_step:
+            self.saved = trainer.global_step
+            trainer.save_checkpoint(path, self.weights_only)
 
 
 def fit(folder: Path, cost: CostMonitor, *callbacks: Callback, **options: Any) -> Trainer:

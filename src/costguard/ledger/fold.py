@@ -124,6 +124,8 @@ def _fold_rank(seat: Seat, lines: Sequence[Line], page: PageReading | None) -> R
         activities["teardown"] = activities.get("teardown", 0) + estimated
         final = Snapshot(final.at_ns + estimated, activities, final.counters)
         snapshots.append(final)
+    # A run that ended when the next one took over its process ended in the past, before its latest lines.
+    snapshots = [s for s in snapshots if s.at_ns <= final.at_ns]
     start = page.state.start_ns if page else next(line["t0"] for line in lines if "t0" in line)
     return RankAccount(
         seat=seat,
