@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from datetime import datetime, timezone
+from fractions import Fraction
+from random import Random
 from typing import Any
 
 from hypothesis import settings
@@ -19,12 +22,14 @@ from costguard.ledger.mirror import Mirror
 from costguard.ledger.opening import claim_attempt, claim_rank
 from costguard.ledger.page import read_page
 from costguard.ledger.places import FolderReader
-from costguard.prices import PriceBook
+from costguard.prices import Price, PriceBook
 from costguard.records import Activity
 from costguard.testing import ManualClock
 
 NS = 1_000_000_000
 HOUR_NS = 3600 * NS
+T0 = 1_705_305_600 * NS
+"""2024-01-15T08:00:00Z, where the wall clock of a `Journal` stands: long ago, whenever the tests are run."""
 TWO_DOLLARS = PriceBook.for_run("test", "2", None)
 
 
@@ -65,10 +70,10 @@ class MemoryFiles:
         self.data[path] = bytearray(size)
         return memoryview(self.data[path])
 
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, start: int = 0) -> bytes:
         if path not in self.data:
             raise FileNotFoundError(path)
-        return bytes(self.data[path])
+        return bytes(self.data[path][start:])
 
     def listing(self, path: str) -> list[str]:
         inside = (p.removeprefix(path + "/") for p in self.data if p.startswith(path + "/"))
@@ -185,6 +190,13 @@ class Attempt:
         """Write a checkpoint."""
         return self.writer.mark()
 
+    def resume(self, attempt: int | None, save: int | None, step: int = 0) -> None:
+        """Load a checkpoint that was written at `step`."""
+        self.writer.resumed(attempt, save, step)
+        self.step = step
+        state = self.meter.state
+        self.meter.settle(self.clock.now_ns(), state.activity, state.counters._replace(step=step))
+
     def close(self, exit_s: float = 0, reason: str | None = None) -> None:
         """End in order."""
         self.writer.close(reason, round(exit_s * NS))
@@ -205,7 +217,7 @@ class Journal:
         self.files: Files = files or MemoryFiles()
         self.root = root
         self.run_id = run_id
-        self.clock = clock or ManualClock(now_ns=1000 * NS)
+        self.clock = clock or ManualClock(now_ns=1000 * NS, wall_ns=T0)
 
     @property
     def folder(self) -> str:
@@ -241,6 +253,12 @@ def assert_closes(account: RunAccount) -> None:
     assert all(ns >= 0 for ns in [*activities.values(), *outcomes.values()])
     for rank in account.ranks:
         assert sum(rank.final.activities_ns.values()) == rank.elapsed_ns
+        kept, counters = account.kept[rank.seat], rank.final.counters
+        assert 0 <= kept.train_ns <= rank.final.train_ns
+        assert 0 <= kept.batches <= counters.batches
+        assert 0 <= kept.tokens <= (counters.tokens or 0)
+        assert 0 <= kept.padding <= (counters.padding or 0)
+        assert 0 <= kept.samples <= (counters.samples or 0)
 
 
 def rows(data: bytes) -> list[bytes]:
@@ -256,3 +274,94 @@ def tick_lines(number: int) -> list[bytes]:
 def plain_counts(values: Mapping[str, int]) -> dict[str, float]:
     """Nanoseconds as seconds, without what is zero."""
     return {name: ns / NS for name, ns in values.items() if ns}
+
+
+ACTIVITIES = ("startup", "restore", "data_wait", "validation", "checkpoint", "logging", "metering", "idle", "teardown")
+
+
+def random_book(random: Random, wall_ns: int) -> PriceBook:
+    """Prices as users have them: none, one, one for the whole allocation, or some that change around `wall_ns`."""
+    amount = f"{random.choice([0, 1, 2, 31, 1000])}.{random.randrange(10**6):06d}"
+    unit = random.choice(["gpu_hour", "hour"])
+    kind = random.randrange(4)
+    if kind == 0:
+        return PriceBook()
+    prices = [Price(amount=amount, unit=unit)]
+    if kind > 1:
+        begin = datetime.fromtimestamp(wall_ns // NS + random.randrange(-60, 600), timezone.utc)
+        later = Price(amount=random.choice(["0.1", "3", "7.77"]), unit=unit, valid_from=begin.isoformat())
+        prices = [later] if kind == 3 and random.random() < 0.3 else [*prices, later]
+    return PriceBook(prices=tuple(prices))
+
+
+def random_work(random: Random, ranks: list[Attempt], saves: list[tuple[int, int, int]]) -> None:
+    """Something that ranks do; sometimes one dies before it has noted what the first has."""
+    rank, seconds = random.choice(ranks), random.randrange(1, 100 * NS) / NS
+    those = ranks[: random.choice([1, len(ranks)])]
+    what = random.choice(["train", "train", "tick", "save", "resume", *ACTIVITIES])
+    if what == "train":
+        rank.train(seconds, random.choice([None, 1000]), random.choice([None, 7]))
+    elif what == "tick":
+        rank.writer.tick()
+    elif what == "save":
+        saves.append((rank.seat.attempt, max([r.save() for r in those]), those[0].step))
+    elif what == "resume":
+        origin = random.choice([*saves, (None, None, 3)])
+        for each in those:
+            each.resume(*origin)
+    else:
+        rank.spend(what, seconds)
+
+
+def random_journal(random: Random) -> Journal:
+    """A run of any shape: attempts that died or closed, ranks, idle devices, price changes, saves, rework, gaps."""
+    journal = Journal(clock=ManualClock(now_ns=random.randrange(10**15), wall_ns=T0))
+    saves: list[tuple[int, int, int]] = []
+    for number in range(1, random.randint(1, 3) + 1):
+        world, idle = random.randint(1, 2), random.choice([0, 0, 1, 3])
+        common = {
+            "book": random_book(random, journal.clock.wall_ns()),
+            "world_size": world,
+            "paid_devices": world + idle,
+            "tags": {key: random.choice("ab") for key in ("team", "stage") if random.random() < 0.7},
+            "gap": random.choice(["auto", "held", "released"]),
+            "allocation": random.choice([None, "job-1"]),
+            "boot": random.choice(["boot-a", "boot-a", "boot-b", None]),
+        }
+        ranks = [journal.attempt(rank=r, of=number, idle_devices=0 if r else idle, **common) for r in range(world)]
+        if saves and random.random() < 0.8:
+            origin = random.choice(saves)
+            for rank in ranks:
+                rank.resume(*origin)
+        for _ in range(random.randint(0, 8)):
+            random_work(random, ranks, saves)
+        for rank in ranks:
+            if random.random() < 0.5:
+                rank.die()
+            else:
+                rank.close(exit_s=random.choice([0, 1]))
+        journal.wait(random.choice([0, 5, 100.5, 86_400]))
+    return journal
+
+
+def assert_receipt_adds_up(receipt: Mapping[str, Any]) -> None:
+    """Every breakdown adds up to its total to the last digit."""
+
+    def total(amounts: Mapping[str, str]) -> Fraction:
+        assert all(Fraction(amount) >= 0 for amount in amounts.values())
+        return sum((Fraction(amount) for amount in amounts.values()), Fraction(0))
+
+    for attempt in receipt["run"]["attempts"]:
+        assert 0 <= attempt["rework_batches"] <= attempt["batches"]
+        assert attempt["rework_steps"] >= 0
+    time, spend = receipt["time"], receipt["spend"]
+    assert sum(time["activities_ns"].values()) == time["elapsed_device_ns"]
+    assert sum(time["outcomes_ns"].values()) == time["activities_ns"].get("train", 0)
+    if spend["total"] is None:
+        assert (spend["device_total"], spend["by_activity"], spend["by_meter"]) == (None, {}, {})
+        return
+    assert total(spend["by_activity"]) == Fraction(spend["device_total"])
+    assert total(spend["by_meter"]) == Fraction(spend["total"])
+    assert total(spend["by_outcome"]) == Fraction(spend["by_activity"].get("train", 0))
+    for parts in spend["by_tag"].values():
+        assert total(parts) == Fraction(spend["total"])

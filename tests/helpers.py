@@ -149,14 +149,16 @@ class Child:
                 return
 
     def finish(self, timeout_s: float = 90) -> Child:
-        """Read the rest and wait for the end; a child that does not come to one is killed."""
+        """Wait for the end and read the rest; a child that does not come to one is killed."""
+        reader = threading.Thread(target=self.read_until, args=[lambda line: False])
+        reader.start()
+        try:
+            self.process.wait(timeout_s)
+        finally:
+            self.process.kill()
+            self.end_ns = now_ns()
+        reader.join(timeout_s)  # children of the child may hold the pipe for longer
         assert self.process.stdout is not None
-        patience = threading.Timer(timeout_s, self.process.kill)
-        patience.start()
-        self.out += self.process.stdout.read()
-        self.process.wait()
-        self.end_ns = now_ns()
-        patience.cancel()
         self.process.stdout.close()
         self.errors.seek(0)
         self.err = self.errors.read()
@@ -176,7 +178,7 @@ class Child:
 
 def start(script: Path, *args: object, **env: str) -> Child:
     """Start a script with the helpers in reach, its lines readable as they come."""
-    errors = tempfile.TemporaryFile("w+")
+    errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - read and closed when the child ends
     begin_ns = now_ns()
     process = subprocess.Popen(
         [sys.executable, str(script), *map(str, args)],

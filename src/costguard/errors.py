@@ -25,10 +25,6 @@ class RunNotFoundError(CostguardError, LookupError):
     """A place was named that does not hold exactly one readable run."""
 
 
-class JournalError(CostguardError, OSError):
-    """A journal could not be created where it was asked for."""
-
-
 class CostguardWarning(UserWarning):
     """Something is lost, unknown or estimated; training goes on."""
 
@@ -46,7 +42,7 @@ def config_error(message: str) -> BaseException:
     """
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith("jsonargparse."):
+        if frame.f_globals.get("__name__") == "jsonargparse._typehints":
             print(f"error: {message}", file=sys.stderr)
             return SystemExit(2)
         frame = frame.f_back  # type: ignore[assignment]

@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import Callable
 
-from costguard.ledger.files import LocalFiles
+from costguard.ledger.files import LocalFiles, PageMemory
 
 
 class ManualClock:
@@ -101,9 +101,9 @@ class CrashFiles(LocalFiles):
             os.write(handle, held)
         super().close(handle)
 
-    def map_page(self, path: str, size: int) -> memoryview:
+    def map_page(self, path: str, size: int) -> PageMemory:
         """Create and map a page."""
-        pages: list[memoryview] = []
+        pages: list[PageMemory] = []
         self._step("map_page", path, lambda: pages.append(super(CrashFiles, self).map_page(path, size)))
         return pages[0]
 

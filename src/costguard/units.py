@@ -68,19 +68,24 @@ def round_shares(
     scale = 10**places
     scaled = {name: part * scale for name, part in parts.items()}
     units = {name: math.floor(part) for name, part in scaled.items()}
-    target = round(sum(scaled.values(), Fraction(0))) if whole is None else int(whole.scaleb(places))
+    target = round(sum(scaled.values(), Fraction(0))) if whole is None else int(Fraction(whole) * scale)
     left = target - sum(units.values())
     by_remainder = sorted(scaled, key=lambda name: units[name] - scaled[name])
     for name in by_remainder[: max(0, left)]:
         units[name] += 1
     if left < 0 and units:
         units[max(units, key=lambda name: units[name])] += left
-    return {name: Decimal(n).scaleb(-places) for name, n in units.items()}
+    return {name: _exact(n, places) for name, n in units.items()}
 
 
 def round_money(amount: Fraction, places: int = MONEY_PLACES) -> Decimal:
     """Round an exact amount half to even at `places` decimals."""
-    return Decimal(round(amount * 10**places)).scaleb(-places)
+    return _exact(round(amount * 10**places), places)
+
+
+def _exact(units: int, places: int) -> Decimal:
+    """A decimal from its digits: the user's decimal context, which rounds results of arithmetic, has no say in it."""
+    return Decimal((int(units < 0), tuple(int(d) for d in str(abs(units))), -places))
 
 
 def plain(amount: Decimal) -> str:

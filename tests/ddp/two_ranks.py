@@ -10,6 +10,7 @@ import atexit
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,8 @@ WIDTHS = (8, 24)
 
 
 def leave() -> None:
-    from helpers import now_ns
-
     from costguard.clock import process_start_ns
+    from helpers import now_ns
 
     times = {"begin_ns": process_start_ns(), "end_ns": now_ns()}
     Path(sys.argv[1], f"rank-{RANK}.json").write_text(json.dumps(times))
@@ -32,8 +32,20 @@ if __name__ == "__main__":
     atexit.register(leave)  # before anything is imported, so that it runs after every other handler
 
 import torch  # noqa: E402
+from lightning.pytorch import Callback, LightningModule, Trainer  # noqa: E402
+
 from helpers import Saves, Tiny, loader, monitor, quiet_trainer  # noqa: E402
-from lightning.pytorch import Callback  # noqa: E402
+
+
+class Late(Callback):
+    """Makes one rank come to the begin of training after the other."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.global_rank == self.rank:
+            time.sleep(0.5)
 
 
 def train(folder: Path, *callbacks: Callback, fails_at: int | None = None, ckpt_path: Path | None = None) -> None:
@@ -43,8 +55,8 @@ def train(folder: Path, *callbacks: Callback, fails_at: int | None = None, ckpt_
 
 
 def main(folder: Path) -> None:
-    train(folder / "unequal", monitor(usd_per_hour="7.2"))
-    train(folder / "idle", monitor(usd_per_hour="7.2", gpus=4))
+    train(folder / "unequal", Late(0), monitor(usd_per_hour="7.2"))
+    train(folder / "idle", Late(1), monitor(usd_per_hour="7.2", gpus=4))
     train(folder / "resumed", monitor(), Saves(folder, 2))
     train(folder / "resumed", monitor(), ckpt_path=folder / "step-2.ckpt")
     try:

@@ -1,18 +1,22 @@
 """A process that trains in quick steps and reports each: run by tests as `fast_steps.py FOLDER MAX_STEPS [FAILS_AT]`.
 
-It saves a checkpoint every 100 steps and at the end, and goes on from the last one where there is one.
+It saves a checkpoint every 100 steps, and goes on from the last one where there is one. With LINGERS in the
+environment it stays for a while after training.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
-from helpers import Tiny, loader, monitor, quiet_trainer
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+
+from helpers import Tiny, loader, monitor, quiet_trainer
 
 SAVE_EVERY = 100
 LINE = 4096
@@ -34,6 +38,9 @@ def main(folder: Path, max_steps: int, fails_at: int | None = None) -> None:
     )
     last = folder / "checkpoints" / "last.ckpt"
     trainer.fit(Tiny(fails_at=fails_at), loader(10_000), ckpt_path=last if last.exists() else None)
+    if "LINGERS" in os.environ:
+        print("lingers", flush=True)
+        time.sleep(60)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from helpers import Tiny, loader, monitor, quiet_trainer
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from costguard import CostMonitor
+from helpers import Tiny, loader, monitor, quiet_trainer
 
 BATCHES = 6
 
@@ -43,7 +44,7 @@ class Manual(Tiny):
         super().__init__()
         self.automatic_optimization = False
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
         optimizer: Any = self.optimizers()
         for _ in range(2):
             optimizer.zero_grad()
@@ -62,7 +63,7 @@ def exception_in_training_step(folder: Path, cost: CostMonitor) -> None:
 
 
 def exception_in_a_worker(folder: Path, cost: CostMonitor) -> None:
-    quiet_trainer(folder, cost).fit(Tiny(), loader(Fails(), num_workers=1))
+    quiet_trainer(folder, cost).fit(Tiny(), DataLoader(Fails(), batch_size=None, num_workers=1))
 
 
 def exception_in_validation(folder: Path, cost: CostMonitor) -> None:

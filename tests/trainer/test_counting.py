@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import LIGHTNING_WARNINGS, Tiny, fit, loader, monitor, quiet_trainer, receipt_of
 
 from costguard import CostguardWarning
+from helpers import LIGHTNING_WARNINGS, Tiny, fit, loader, monitor, quiet_trainer, receipt_of
 
 pytestmark = [pytest.mark.filterwarnings(text) for text in LIGHTNING_WARNINGS]
 

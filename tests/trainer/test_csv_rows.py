@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import LIGHTNING_WARNINGS, TOKENS, Tiny, fit, loader, monitor, quiet_trainer, receipt_of, rows_of
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
+
+from helpers import LIGHTNING_WARNINGS, TOKENS, Tiny, fit, loader, monitor, quiet_trainer, receipt_of, rows_of
 
 pytestmark = [pytest.mark.filterwarnings(text) for text in LIGHTNING_WARNINGS]
 

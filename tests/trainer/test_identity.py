@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+
+from costguard import CostguardWarning, RunNotFoundError, load_receipt
 from helpers import (
     LIGHTNING_WARNINGS,
     TOKENS,
@@ -21,8 +23,6 @@ from helpers import (
     receipt_of,
     run_folders,
 )
-
-from costguard import CostguardWarning, RunNotFoundError, load_receipt
 
 pytestmark = [pytest.mark.filterwarnings(text) for text in LIGHTNING_WARNINGS]
 
@@ -228,9 +228,7 @@ def test_checkpoint_from_before_the_monitor_begins_a_new_run(tmp_path: Path) -> 
 def test_checkpoint_holds_only_where_the_journal_stands(tmp_path: Path) -> None:
     """Version, run, attempt and sequence number: the account itself is not in the checkpoint."""
     fit(tmp_path, monitor(run_id="a"), Saves(tmp_path, 2, 4))
-    words = [
-        torch.load(tmp_path / f"step-{n}.ckpt", weights_only=False)["callbacks"]["CostMonitor"] for n in (2, 4)
-    ]
+    words = [torch.load(tmp_path / f"step-{n}.ckpt", weights_only=False)["callbacks"]["CostMonitor"] for n in (2, 4)]
     assert [{"run": w["run"], "attempt": w["attempt"]} for w in words] == [{"run": "a", "attempt": 1}] * 2
     assert all(len(word) == 4 for word in words)
     assert words[0] != words[1]

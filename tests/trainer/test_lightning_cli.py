@@ -81,8 +81,8 @@ def test_a_price_book_from_yaml(cli, tmp_path: Path) -> None:  # type: ignore[no
     (tmp_path / "book.yaml").write_text(yaml.safe_dump(config))
     made = cli("--config", str(tmp_path / "book.yaml"), run=False)
     monitor = next(c for c in made.trainer.callbacks if c.state_key == "CostMonitor")
-    assert monitor._book.currency == "EUR"
-    assert [p.to_json()["amount"] for p in monitor._book.prices] == ["0.1", "1.05"]
+    assert monitor._said.book.currency == "EUR"
+    assert [p.to_json()["amount"] for p in monitor._said.book.prices] == ["0.1", "1.05"]
 
 
 def test_the_config_runs_the_example(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import TOKENS, Child, assert_adds_up, assert_close, receipt_of, start, total_ns
 from many_runs import BATCHES, CASES
+
+from helpers import TOKENS, Child, assert_adds_up, assert_close, receipt_of, start, total_ns
 
 NAMES = [case.__name__ for case in CASES]
 FAILED = {
@@ -106,9 +107,7 @@ def test_no_warning_of_ours(process: Child) -> None:
         ("two_loggers", BATCHES, BATCHES),
     ],
 )
-def test_tokens_and_steps_are_counted(
-    process: Child, folder: Path, name: str, batches: int | None, steps: int
-) -> None:
+def test_tokens_and_steps_are_counted(process: Child, folder: Path, name: str, batches: int | None, steps: int) -> None:
     """Tokens are those of the batches that were trained on, steps are the optimizer's; no batch means unknown."""
     receipt = _receipt(process, folder, name)
     (attempt,) = receipt["run"]["attempts"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fast_steps import SAVE_EVERY
+
 from helpers import NS_PER_S, TOKENS, Child, assert_close, receipt_of, start
 
 ENDLESS = 10_000_000
@@ -73,6 +74,21 @@ def test_uncaught_exception_closes_the_account(tmp_path: Path) -> None:
     assert "training_step failed" in child.err
     assert (attempt["ended"], attempt["reason"]) == ("closed", "RuntimeError: training_step failed")
     assert receipt["tokens"]["trained"] == 4 * TOKENS
+    assert_close(receipt["time"]["elapsed_device_ns"], child.wall_ns)
+
+
+def test_kill_after_training_keeps_the_time_until_then(tmp_path: Path) -> None:
+    """A process that has trained, does something else and is killed there: idle until its death, to the beat."""
+    child = start(SCRIPT, tmp_path, 5, LINGERS="yes")
+    child.read_until(lambda line: line.strip() == "lingers")
+    time.sleep(1.5)
+    child.process.terminate()
+    child.finish()
+    receipt = receipt_of(tmp_path)
+    (attempt,) = receipt["run"]["attempts"]
+    assert child.code == -signal.SIGTERM
+    assert (attempt["ended"], attempt["last_step"]) == ("died", 5)
+    assert receipt["time"]["activities_ns"]["idle"] >= NS_PER_S
     assert_close(receipt["time"]["elapsed_device_ns"], child.wall_ns)
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import TOKENS, receipt_of, start
 
 from costguard.records import METRIC_KEYS
+from helpers import TOKENS, receipt_of, start
 
 
 @pytest.fixture(scope="module")

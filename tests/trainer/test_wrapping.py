@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import LIGHTNING_WARNINGS, TOKENS, Tiny, loader, monitor, quiet_trainer, receipt_of, rows_of
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from costguard import CostMonitor
+from helpers import LIGHTNING_WARNINGS, TOKENS, Tiny, loader, monitor, quiet_trainer, receipt_of, rows_of
 
 pytestmark = [pytest.mark.filterwarnings(text) for text in LIGHTNING_WARNINGS]
 
@@ -190,7 +190,7 @@ class WrapsLater(Callback):
 
     def __init__(self) -> None:
         self.steps: list[int | None] = []
-        self.method: Callable[..., Any] | None = None
+        self.method: Callable[..., Any] = print
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         logger: Any = trainer.logger

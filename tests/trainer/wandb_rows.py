@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import wandb
-from helpers import Tiny, loader, monitor, quiet_trainer
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import WandbLogger
 from wandb.proto.wandb_internal_pb2 import Record
+
+from helpers import Tiny, loader, monitor, quiet_trainer
 
 BLOCK = 32 * 1024
 HEADER = 7

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 import pytest
 
-from costguard.ledger.allocation import Allocation, ephemeral_disk, read_allocation
+from costguard.ledger.allocation import Allocation, read_allocation
+from costguard.ledger.mounts import ephemeral_disk
 
 UID = "0b7c1d2e-3f40-4a5b-8c6d-7e8f90a1b2c3"
 MOUNTS = f"""22 1 0:21 / / rw,relatime - overlay overlay rw,lowerdir=/x
@@ -34,13 +36,6 @@ TABLE: dict[str, tuple[dict[str, str], str | None, str | None, bool | None]] = {
     "slurm, a shell": ({"SLURM_JOB_ID": "42", "SLURM_JOB_NAME": "bash"}, None, None, False),
     "slurm, interactive": ({"SLURM_JOB_ID": "42", "SLURM_JOB_NAME": "interactive"}, None, None, False),
     "slurm, empty": ({"SLURM_JOB_ID": ""}, None, None, False),
-    "torchrun without an id": ({"TORCHELASTIC_RUN_ID": "none"}, None, None, False),
-    "torchrun without an id, restarted": (
-        {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "3"},
-        None,
-        None,
-        False,
-    ),
     "torchrun with an id": (
         {"TORCHELASTIC_RUN_ID": "exp-7", "TORCHELASTIC_RESTART_COUNT": "0"},
         "elastic:exp-7",
@@ -53,13 +48,25 @@ TABLE: dict[str, tuple[dict[str, str], str | None, str | None, bool | None]] = {
         "elastic:exp-7",
         True,
     ),
+    "torchrun restarted in slurm": (
+        {"SLURM_JOB_ID": "42", "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "1"},
+        "slurm:42",
+        "slurm:42.0",
+        True,
+    ),
+    "torchrun restarted in a pod": (
+        IN_POD | {"TORCHELASTIC_RUN_ID": "exp-7", "TORCHELASTIC_RESTART_COUNT": "1"},
+        "elastic:exp-7",
+        f"pod:{UID}",
+        True,
+    ),
     "torchrun in slurm": ({"SLURM_JOB_ID": "42", "TORCHELASTIC_RUN_ID": "none"}, "slurm:42", "slurm:42.0", False),
     "a pod": (IN_POD, None, f"pod:{UID}", False),
     "a pod that says its uid": (IN_POD | {"POD_UID": "abc"}, None, "pod:abc", False),
     "pbs": ({"PBS_JOBID": "7.server"}, "pbs:7.server", None, None),
-    "lsf": ({"LSB_JOBID": "7"}, "lsf:7", None, None),
+    "lsf": ({"LSB_JOBID": "7", "LSB_JOBINDEX": "0"}, "lsf:7.0", None, None),
     "skypilot": ({"SKYPILOT_TASK_ID": "sky-2026-1"}, "skypilot:sky-2026-1", None, None),
-    "sge, not an array": ({"SGE_TASK_ID": "undefined"}, None, None, False),
+    "a variable that is nobody's": ({"JOB_ID": "7"}, None, None, False),
 }
 
 
@@ -70,6 +77,15 @@ def test_what_the_environment_says(name: str) -> None:
     found = read_allocation(env, mounts=MOUNTS)
     assert (found.job, found.tenure.allocation, found.restarted) == (job, hold, restarted)
     assert found.tenure.host == socket.gethostname()
+
+
+@pytest.mark.parametrize(("count", "restarted"), [("0", False), ("1", True)])
+def test_torchrun_without_an_id_is_named_by_its_agent(count: str, restarted: bool) -> None:
+    """Every torchrun without an id is called "none", which names nothing: two of them are never one job."""
+    found = read_allocation({"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": count}, mounts="")
+    assert found.job is None or (found.job.startswith("elastic:") and "none" not in found.job.lower())
+    assert found.job is None or str(os.getppid()) in found.job
+    assert found.restarted is (restarted and found.job is not None)
 
 
 def test_a_requeued_job_is_a_new_hold() -> None:
@@ -86,9 +102,11 @@ def test_a_requeued_job_is_a_new_hold() -> None:
         ({"PBS_JOBID": "7[1].server"}, {"PBS_JOBID": "7[2].server"}),
         # Array tasks: sge numbers them within a job, lsf gives all of them the job's id.
         ({"JOB_ID": "70", "SGE_TASK_ID": "3"}, {"JOB_ID": "71", "SGE_TASK_ID": "3"}),
+        ({"JOB_ID": "70", "SGE_TASK_ID": "undefined"}, {"JOB_ID": "71", "SGE_TASK_ID": "undefined"}),
+        ({"LSB_JOBID": "7", "LSB_JOBINDEX": "0"}, {"LSB_JOBID": "8", "LSB_JOBINDEX": "0"}),
         ({"LSB_JOBID": "7", "LSB_JOBINDEX": "1"}, {"LSB_JOBID": "7", "LSB_JOBINDEX": "2"}),
     ],
-    ids=["slurm", "pbs", "sge", "lsf"],
+    ids=["slurm", "pbs array", "sge array", "sge", "lsf", "lsf array"],
 )
 def test_two_jobs_are_never_one(one: dict[str, str], other: dict[str, str]) -> None:
     """What is started as two pieces of work has two job ids, so that neither inherits the other's spend."""
@@ -117,7 +135,6 @@ def test_the_systems_mount_table_can_be_read() -> None:
         ({"SLURM_JOB_GPUS": "0,1,2"}, 3),
         ({"SLURM_STEP_GPUS": "4"}, 1),
         ({"SLURM_JOB_GPUS": ""}, None),
-        ({"COSTGUARD_GPUS_ON_NODE": "4"}, 4),
     ],
 )
 def test_gpus_that_the_scheduler_gave(env: dict[str, str], gpus: int | None) -> None:

@@ -64,7 +64,7 @@ def test_a_line_is_never_older_than_30_seconds() -> None:
 def test_a_line_stands_where_a_price_changes() -> None:
     """At the instant a price changes a line is written, so that time before and after it is known apart."""
     journal = Journal()
-    change = PriceBook(prices=(Price(amount=1), Price(amount=2, valid_from="2027-01-15T08:00:10Z")))
+    change = PriceBook(prices=(Price(amount=1), Price(amount=2, valid_from="2024-01-15T08:00:10Z")))
     attempt = journal.attempt(writer=AttemptWriter, book=change)
     attempt.spend("train", 11)
     until(lambda: len(lines(journal)) > 1)

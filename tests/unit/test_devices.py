@@ -32,9 +32,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("gpus", "on_nodes", "ranks", "node", "total", "idle"), TABLE)
-def test_who_pays(
-    gpus: int | None, on_nodes: list[int], ranks: list[int], node: int, total: int, idle: int
-) -> None:
+def test_who_pays(gpus: int | None, on_nodes: list[int], ranks: list[int], node: int, total: int, idle: int) -> None:
     """The user's word, else what each node has, never less than the ranks; what no rank uses is idle."""
     assert paid_devices(gpus=gpus, on_nodes=on_nodes, ranks_on_nodes=ranks, node=node) == Paid(total, idle)
 
@@ -48,9 +46,7 @@ def test_every_paid_device_is_used_or_idle(nodes: list[tuple[int, int]], more: i
     """Over all nodes the ranks and the idle devices are exactly what is paid for."""
     on_nodes, ranks = [n[0] for n in nodes], [n[1] for n in nodes]
     gpus = None if more is None else sum(ranks) + more
-    paid = [
-        paid_devices(gpus=gpus, on_nodes=on_nodes, ranks_on_nodes=ranks, node=node) for node in range(len(nodes))
-    ]
+    paid = [paid_devices(gpus=gpus, on_nodes=on_nodes, ranks_on_nodes=ranks, node=node) for node in range(len(nodes))]
     assert {p.total for p in paid} == {sum(ranks) + sum(p.idle_here for p in paid)}
     assert all(p.idle_here >= 0 for p in paid)
     assert gpus is None or paid[0].total == gpus

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import HOUR_NS, NS, Journal, assert_closes, examples, plain_counts, rows
+from builders import (
+    HOUR_NS,
+    NS,
+    Journal,
+    assert_closes,
+    assert_receipt_adds_up,
+    examples,
+    plain_counts,
+    random_journal,
+    rows,
+)
 from costguard.clock import boot_id, process_start_ns
 from costguard.ledger.account import RunAccount
 from costguard.ledger.fold import SeatFiles, fold
@@ -24,7 +36,7 @@ from costguard.reports.receipt import Receipt, receipt_of
 from costguard.testing import ManualClock
 
 
-def two_attempts(**header: Any) -> Journal:
+def two_attempts(rebooted: bool = False, **header: Any) -> Journal:
     """An attempt that died after 50 s, 5 s of nothing, and an attempt of 30 s that resumed and closed."""
     journal = Journal()
     first = journal.attempt(allocation="job-1", tags={"team": "a"}, **header)
@@ -37,6 +49,9 @@ def two_attempts(**header: Any) -> Journal:
     first.train(20, 100).spend("validation", 4)
     first.die()
     journal.wait(5)
+    if rebooted:
+        journal.clock = ManualClock(now_ns=7 * NS, wall_ns=journal.clock.wall_ns())
+        header["boot"] = "boot-b"
     second = journal.attempt(allocation="job-1", tags={"team": "a"}, **header)
     second.writer.resumed(1, save)
     second.train(20, 100).train(10, 50)
@@ -138,9 +153,10 @@ def test_without_its_last_line_the_page_counts(name: str) -> None:
 
 @pytest.mark.parametrize("gap", ["auto", "held", "released"])
 @pytest.mark.parametrize("attempt", [0, 1])
-def test_a_lost_first_line_invents_no_time(gap: str, attempt: int) -> None:
-    """Without its first line an attempt's wall clock is unknown: the gap beside it is not decades, billed or not."""
-    files = two_attempts(gap=gap).seat_files()
+@pytest.mark.parametrize("rebooted", [False, True])
+def test_a_lost_first_line_invents_no_time(gap: str, attempt: int, rebooted: bool) -> None:
+    """Without the first line of an attempt the gap beside it is not decades, billed or not, also over a reboot."""
+    files = two_attempts(rebooted, gap=gap).seat_files()
     whole = fold("r", files)
     files[attempt] = replace(files[attempt], segment=b"".join(rows(files[attempt].segment)[1:]))
     account = fold("r", files)
@@ -186,6 +202,25 @@ def test_a_file_cut_anywhere_is_survived(data: st.DataObject) -> None:
     assert sum(r.elapsed_ns for r in account.ranks) <= 81 * NS
     if account.ranks:
         receipt_of(account, "/folder")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_lines_may_be_missing(seed: int) -> None:
+    """Of runs of any shape, with ranks, saves and loads, any line may be lost: the account closes all the same."""
+    for number in range(10):
+        random = Random(f"lines {seed}.{number}")
+        files = random_journal(random).seat_files()
+        for _ in range(random.randint(1, 3)):
+            which = random.randrange(len(files))
+            lines = rows(files[which].segment)
+            if lines:
+                del lines[random.randrange(len(lines))]
+            page = files[which].page if random.random() < 0.5 else None
+            files[which] = replace(files[which], segment=b"".join(lines), page=page)
+        account = fold("r", files)
+        assert_closes(account)
+        if account.ranks:
+            assert_receipt_adds_up(receipt_of(account, "/folder"))
 
 
 def test_nothing_left_is_an_empty_account() -> None:
@@ -318,6 +353,14 @@ def test_a_process_that_is_still_there_is_running() -> None:
         journal = Journal()
         journal.attempt(**header).train(1).die()
         assert journal.account().ranks[0].status == status
+
+
+@pytest.mark.parametrize(("hours", "state"), [(0, "running"), (-24, "died"), (24 * 30, "died")])
+def test_another_machines_process_is_judged_by_its_last_sign_of_life(hours: int, state: str) -> None:
+    """The receipt says it runs if it wrote a moment ago; not a day ago, nor by a clock that is off by days."""
+    journal = Journal(clock=ManualClock(now_ns=NS, wall_ns=time.time_ns() + hours * HOUR_NS))
+    journal.attempt().train(0).die()
+    assert receipt_of(journal.account(), "/f")["run"]["state"] == state
 
 
 def test_prices_that_cannot_be_read_are_a_problem_and_not_zero() -> None:

@@ -42,19 +42,20 @@ TABLE: dict[str, tuple[list[list[Any]], list[int]]] = {
 
 def play(attempts: list[list[Any]], journal: Journal | None = None, **header: Any) -> Journal:
     journal = journal or Journal()
+    saved: dict[tuple[int, int], int] = {}
     for steps in attempts:
         attempt = journal.attempt(**header)
         for step in steps:
             if step == "save":
-                attempt.save()
+                saved[attempt.seat.attempt, attempt.save()] = attempt.step
                 attempt.spend("checkpoint", 0.5)
             elif step == "?":
-                attempt.writer.resumed(None, None)
+                attempt.resume(None, None, 100)
             elif step == "validate":
                 attempt.spend("validation", 1)
             elif isinstance(step, tuple):
                 attempt.spend("restore", 0.25)
-                attempt.writer.resumed(*step)
+                attempt.resume(*step, saved.get(step, 0))
             else:
                 for _ in range(step):
                     attempt.train(1, 10, 2)
@@ -75,7 +76,8 @@ def test_what_was_kept(name: str) -> None:
     assert_closes(account)
     assert kept_seconds(account) == kept
     for each in account.kept.values():
-        assert (each.batches, each.tokens, each.padding, each.samples) == (
+        assert (each.steps, each.batches, each.tokens, each.padding, each.samples) == (
+            each.train_ns // NS,
             each.train_ns // NS,
             each.train_ns // NS * 10,
             each.train_ns // NS * 2,
@@ -108,7 +110,7 @@ def two_ranks(journal: Journal, of: int, seconds: int, save_after: int | None = 
     ranks = [journal.attempt(world_size=2), journal.attempt(rank=1, of=of, world_size=2)]
     if resume:
         for rank in ranks:
-            rank.writer.resumed(1, 1)
+            rank.resume(1, 1, 5)
     for second in range(seconds):
         if second == save_after:
             for rank in ranks:
@@ -156,6 +158,25 @@ def test_fewer_ranks_than_before_redo_the_work_of_all() -> None:
     assert kept_seconds(account, 0) == [5, 4]
     assert kept_seconds(account, 1) == [5]
     assert account.outcomes_ns() == {"kept": 14 * NS, "rework": 6 * NS}
+
+
+def test_a_rank_that_died_before_it_loaded_keeps_no_more_than_it_did() -> None:
+    """A second fit goes back to a save, and rank 1 dies before it has loaded: its work up to the save is kept."""
+    journal = Journal()
+    ranks = [journal.attempt(world_size=2), journal.attempt(rank=1, of=1, world_size=2)]
+    for _ in range(2):
+        for rank in ranks:
+            rank.train(5)
+        for rank in ranks:
+            rank.save()
+    ranks[0].resume(1, 1, 1)
+    ranks[0].train(5)
+    for rank in ranks:
+        rank.die()
+    account = journal.account()
+    assert_closes(account)
+    assert kept_seconds(account, 0) == [10]
+    assert kept_seconds(account, 1) == [5]
 
 
 def test_a_later_run_in_the_same_process_goes_on_with_its_weights() -> None:

@@ -137,12 +137,12 @@ def test_only_the_last_part_is_sent_again(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(MemoryFileSystem, "pipe_file", note)
     path = tmp_path / Seat(1, 0).segment
     mirror = Mirror(f"memory://{uuid.uuid4().hex}")
-    path.write_bytes(b"a" * 25)
+    path.write_bytes(b"a\n" + b"a" * 23)
     mirror.push(str(path))
     mirror.push(str(path))
     assert sent == ["000000", "000001", "000002"]
     del sent[:]
-    path.write_bytes(b"a" * 25 + b"b" * 10)
+    path.write_bytes(b"a\n" + b"a" * 23 + b"b" * 10)
     mirror.push(str(path))
     assert sent == ["000002", "000003"]
 
@@ -218,6 +218,20 @@ def test_a_url_without_exactly_one_run_is_one_sentence(store: str, tmp_path: Pat
     assert words.get(what, "holds no costguard run") in text
 
 
+def test_other_peoples_files_beside_a_run_do_not_matter(store: str, tmp_path: Path) -> None:
+    """Files that are no segments, however alike they look, make no second run of one."""
+    journal = machine(tmp_path / "a")
+    attempt = journal.attempt()
+    attempt.train(5)
+    attempt.close()
+    Mirror(f"{store}/r").push(segment_of(attempt, journal))
+    fs, root = fsspec.core.url_to_fs(store)
+    fs.makedirs(f"{root}/data", exist_ok=True)
+    fs.pipe_file(f"{root}/data/train.jsonl.part", b"x")
+    fs.pipe_file(f"{root}/r/report.html", b"x")
+    assert load_run(store)[1] == journal.account()
+
+
 # -- a disk that died with its node --------------------------------------------------------------------------------
 
 
@@ -230,7 +244,7 @@ def test_an_empty_disk_goes_on_with_the_spend_of_the_run(store: str, tmp_path: P
     Mirror(f"{store}/r").push(segment_of(attempt, first))
 
     second = machine(tmp_path / "b")
-    Mirror(f"{store}/r").restore(second.folder, LocalFiles())
+    Mirror(f"{store}/r", LocalFiles()).restore(second.folder)
     later = second.attempt(gap="released")
     assert later.seat.attempt == 2
     later.train(3600, 10)
@@ -251,7 +265,7 @@ def test_restoring_twice_changes_nothing(tmp_path: Path) -> None:
     Mirror(url).push(segment_of(attempt, journal))
     other = machine(tmp_path / "b")
     for _ in range(2):
-        Mirror(url).restore(other.folder, LocalFiles())
+        Mirror(url, LocalFiles()).restore(other.folder)
         assert bytes_of(os.path.join(other.folder, attempt.seat.segment)) == bytes_of(segment_of(attempt, journal))
     assert os.listdir(other.folder) == [attempt.seat.segment]
 
@@ -268,7 +282,7 @@ def test_what_the_mirror_knows_more_than_the_disk_counts(tmp_path: Path) -> None
     (path.parent / attempt.seat.page).unlink()
     path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
     assert journal.account().elapsed_device_ns == 0
-    Mirror(url).restore(journal.folder, LocalFiles())
+    Mirror(url, LocalFiles()).restore(journal.folder)
     claim = claim_attempt(LocalFiles(), journal.root, "r")
     assert claim.segment is not None
     claim.segment.close()
@@ -285,6 +299,46 @@ def test_a_second_machine_that_could_not_see_the_mirror_destroys_nothing(tmp_pat
         attempt.close()
         Mirror(url).push(segment_of(attempt, journal))
     assert load_run(url)[1].elapsed_device_ns >= 3600 * NS
+
+
+@pytest.mark.parametrize("line", [0, 1, 2])
+def test_a_line_that_was_damaged_here_is_not_another_machines(tmp_path: Path, line: int) -> None:
+    """A flipped byte on the disk is made good from the mirror; the attempt is still one attempt, and paid once."""
+    journal = machine(tmp_path / "a")
+    attempt = journal.attempt()
+    attempt.train(5)
+    attempt.writer.tick()
+    attempt.close()
+    path, url = Path(segment_of(attempt, journal)), f"file://{tmp_path}/store/r"
+    Mirror(url).push(str(path))
+    whole = journal.account()
+    rows = path.read_bytes().splitlines(keepends=True)
+    rows[line] = rows[line][:50] + bytes([rows[line][50] ^ 1]) + rows[line][51:]
+    path.write_bytes(b"".join(rows))
+    for _ in range(2):
+        Mirror(url, LocalFiles()).restore(journal.folder)
+        account = journal.account()
+        assert account.attempts == [1]
+        assert account.elapsed_device_ns == whole.elapsed_device_ns
+        assert account.books == whole.books
+
+
+def test_two_machines_that_did_not_see_each_other_are_both_paid(tmp_path: Path) -> None:
+    """Two that claimed one attempt apart are two attempts, on the store and on each disk that asks it again."""
+    url = f"file://{tmp_path}/store/r"
+    journals = [machine(tmp_path / name) for name in "ab"]
+    for journal, seconds in zip(journals, (3600, 60), strict=True):
+        attempt = journal.attempt(gap="released")
+        attempt.train(seconds)
+        attempt.close()
+        Mirror(url).push(segment_of(attempt, journal))
+        journal.clock.advance(10)
+    for journal in (*journals, machine(tmp_path / "c")):
+        for _ in range(2):
+            Mirror(url, LocalFiles()).restore(journal.folder)
+            assert journal.account().elapsed_device_ns == 3660 * NS
+            assert journal.account().attempts == [1, 2]
+    assert load_run(url)[1].elapsed_device_ns == 3660 * NS
 
 
 class FullOnce(LocalFiles):
@@ -310,11 +364,11 @@ def test_a_segment_that_came_back_in_part_is_completed(tmp_path: Path) -> None:
     Mirror(url).push(segment_of(attempt, journal))
     other, disk = machine(tmp_path / "b"), FullOnce()
     try:
-        Mirror(url).restore(other.folder, disk)
+        Mirror(url, disk).restore(other.folder)
     except OSError:
-        Mirror(url).restore(other.folder, disk)
+        Mirror(url, disk).restore(other.folder)
     else:
-        Mirror(url).restore(other.folder, disk)
+        Mirror(url, disk).restore(other.folder)
     assert read_folder(other.folder).elapsed_device_ns == 5 * NS
 
 

@@ -219,13 +219,15 @@ def close(claim: Claim) -> None:
 
 def test_attempts_are_numbered_from_one_without_a_hole(tmp_path: Path) -> None:
     """Each claim is the next attempt; what was before is told with it."""
+    journal = Journal(LocalFiles(), str(tmp_path))
     for number in range(1, 4):
         claim = claim_attempt(LocalFiles(), str(tmp_path), "r")
-        assert claim.segment is not None
-        claim.segment.append("open", t0=0, t=number, ns={"train": number}, done=[0, 0, None, None, None])
         close(claim)
         assert claim.seat == Seat(number, 0)
         assert claim.earlier.attempts == list(range(1, number))
+        assert claim.segment is not None
+        os.remove(claim.segment.path)
+        journal.attempt().close()
 
 
 def test_attempts_known_from_a_checkpoint_are_not_taken_again(tmp_path: Path) -> None:
@@ -341,6 +343,14 @@ def test_a_folder_that_takes_nothing_is_a_warning(tmp_path: Path, verb: str) -> 
     with pytest.warns(CostguardWarning):
         claim = claim_attempt(Refusing(verb), str(tmp_path), "r")
     assert claim.segment is None
+
+
+def test_runs_that_may_not_be_listed_are_not_joined(tmp_path: Path) -> None:
+    """Where the folder of runs cannot be looked into, a restarted job is a new run and training goes on."""
+    files = Refusing("listing")
+    found = identify(None, {}, allocation("slurm:1", True), str(tmp_path), files)
+    assert not found.decided
+    assert run_that_saved(str(tmp_path), "/c", [1, 2], files) is None
 
 
 def test_a_seat_that_is_taken_is_no_exception(tmp_path: Path) -> None:

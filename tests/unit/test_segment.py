@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,6 @@ def test_lines_are_appended_in_order(tmp_path: Path) -> None:
     for n in range(5):
         segment.append("tick", sync=n % 2 == 0, text="é")
         assert numbers(path) == list(range(n + 1))
-    assert segment.lines == 5
     segment.close()
 
 
@@ -173,6 +173,70 @@ def test_an_ill_disk_never_raises(tmp_path: Path, verb: str) -> None:
 
     with pytest.warns(CostguardWarning):
         work()
+
+
+def test_a_handle_is_closed_once(tmp_path: Path) -> None:
+    """A close that failed has closed: a second one would close whatever file has got the same number since."""
+
+    class Counting(Ill):
+        closed = 0
+
+        def close(self, handle: int) -> None:
+            self.closed += 1
+            try:
+                super().close(handle)
+            finally:
+                os.close(os.open(tmp_path, os.O_RDONLY))
+
+    disk = Counting("close")
+    segment = Segment(disk, str(tmp_path / "s.jsonl"))
+    append(segment, 1)
+    with pytest.warns(CostguardWarning):
+        segment.close()
+    assert disk.closed == 1
+
+
+class Interrupting(LocalFiles):
+    """A disk during whose first write a signal arrives."""
+
+    def __init__(self, before: bool) -> None:
+        self.before = before
+        self.handler: Callable[[], None] | None = None
+
+    def write(self, handle: int, data: bytes) -> int:
+        handler, self.handler = self.handler, None
+        if handler and self.before:
+            handler()
+        taken = super().write(handle, data)
+        if handler and not self.before:
+            handler()
+        return taken
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("what", ["appends", "raises"])
+def test_a_signal_in_the_middle_of_a_line_loses_none(tmp_path: Path, before: bool, what: str) -> None:
+    """A handler that writes a line of its own, or ends the training, leaves every line readable."""
+    path = tmp_path / "s.jsonl"
+    disk = Interrupting(before)
+    segment = Segment(disk, str(path))
+
+    def handler() -> None:
+        if what == "raises":
+            raise KeyboardInterrupt
+        segment.append("mark", sync=True)
+
+    append(segment, 1)
+    disk.handler = handler
+    if what == "raises":
+        with pytest.raises(KeyboardInterrupt):
+            append(segment, 1)
+        append(segment, 1)
+    else:
+        append(segment, 1)
+    segment.close()
+    reading = decode(path.read_bytes(), "s")
+    assert (numbers(path), reading.problems) == ([0, 1, 2], [])
 
 
 def test_many_threads_append_whole_lines(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 """How much arithmetic a training step is."""
 
-from costguard.flops.closed_form import six_nd
+from costguard.flops.closed_form import Convention, FlopsPerToken, flops_per_token, mfu, six_nd, train_flops
 
-__all__ = ["six_nd"]
+__all__ = ["Convention", "FlopsPerToken", "flops_per_token", "mfu", "six_nd", "train_flops"]

@@ -36,11 +36,13 @@ class Resume:
         at: Where this rank stood then.
         attempt: Attempt that wrote the checkpoint, `None` if it carries no word of costguard's.
         save: Which save of that attempt.
+        step: Optimizer step at which training goes on.
     """
 
     at: Snapshot
     attempt: int | None
     save: int | None
+    step: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,6 +121,7 @@ class Kept:
     tokens: int = 0
     padding: int = 0
     samples: int = 0
+    steps: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from costguard.clock import boot_id
+from costguard.clock import boot_id, process_start_ns
+from costguard.ledger.mounts import mount_table
 from costguard.policies.gap import Tenure
 
 _POD = re.compile(r"/pods/([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})/")
@@ -42,11 +43,17 @@ def read_allocation(env: Mapping[str, str], *, mounts: str | None = None) -> All
         sbatch(1) output environment variables; torch.distributed.elastic "Environment Variables"; the kubelet
         mounts /etc/hosts from /var/lib/kubelet/pods/<uid>/etc-hosts.
     """
-    job, hold, restarted = _slurm(env) or _batch(env) or _pod(env, mounts) or _elastic(env) or (None, None, False)
+    host = socket.gethostname()
+    job, hold, restarted = _slurm(env) or _batch(env) or _pod(env, mounts) or (None, None, False)
+    launcher = _elastic(env, host)
+    if launcher and (job is None or launcher[2]):
+        # The launcher started the work again, on whatever hold the scheduler has given.
+        job, restarted = job or launcher[0], launcher[2]
+        hold = hold or launcher[1]
     return Allocation(
         job=job,
         restarted=restarted,
-        tenure=Tenure(allocation=hold, host=socket.gethostname(), boot=boot_id()),
+        tenure=Tenure(allocation=hold, host=host, boot=boot_id()),
         gpus_on_node=_gpus_on_node(env),
     )
 
@@ -64,10 +71,12 @@ def _slurm(env: Mapping[str, str]) -> _Found | None:
 
 
 def _batch(env: Mapping[str, str]) -> _Found | None:
-    for name, variable in (("pbs", "PBS_JOBID"), ("lsf", "LSB_JOBID"), ("sge", "SGE_TASK_ID")):
-        value = env.get(variable)
-        if value and value != "undefined":
-            return f"{name}:{value}", None, None
+    # An array's tasks share the job id and differ in their index; SGE and LSF keep the two apart.
+    for name, job, index in (("pbs", "PBS_JOBID", ""), ("lsf", "LSB_JOBID", "LSB_JOBINDEX")):
+        if env.get(job):
+            return f"{name}:{env[job]}" + (f".{env[index]}" if env.get(index) else ""), None, None
+    if env.get("JOB_ID") and env.get("SGE_TASK_ID"):
+        return f"sge:{env['JOB_ID']}.{env['SGE_TASK_ID']}", None, None
     task = env.get("SKYPILOT_TASK_ID")
     return (f"skypilot:{task}", None, None) if task else None
 
@@ -77,69 +86,25 @@ def _pod(env: Mapping[str, str], mounts: str | None) -> _Found | None:
         return None
     uid = env.get("POD_UID")
     if not uid:
-        found = _POD.search(_mount_table() if mounts is None else mounts)
+        found = _POD.search(mount_table() if mounts is None else mounts)
         uid = found[1] if found else None
     # A pod names a machine, not a job: many experiments may be started by hand in one.
     return (None, f"pod:{uid}", False) if uid else None
 
 
-def _elastic(env: Mapping[str, str]) -> _Found | None:
+def _elastic(env: Mapping[str, str], host: str) -> _Found | None:
     run = env.get("TORCHELASTIC_RUN_ID")
     if run is None:
         return None
     restarted = env.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
-    # "none" is what every torchrun without --rdzv-id is called: it names nothing.
     if run == "none":
-        return None
+        # Every torchrun without --rdzv-id is called so. Its agent is the parent of its workers and outlives them.
+        run = f"{host}-{os.getppid()}-{process_start_ns(os.getppid())}"
     return f"elastic:{run}", f"elastic:{run}", restarted
 
 
-def _mount_table() -> str:
-    try:
-        return Path("/proc/self/mountinfo").read_text()
-    except OSError:
-        return ""
-
-
 def _gpus_on_node(env: Mapping[str, str]) -> int | None:
-    for variable in ("SLURM_GPUS_ON_NODE", "COSTGUARD_GPUS_ON_NODE"):
-        text = env.get(variable, "")
-        if text.isdigit():
-            return int(text)
+    if env.get("SLURM_GPUS_ON_NODE", "").isdigit():
+        return int(env["SLURM_GPUS_ON_NODE"])
     listed = env.get("SLURM_JOB_GPUS") or env.get("SLURM_STEP_GPUS")
     return len([gpu for gpu in listed.split(",") if gpu]) if listed else None
-
-
-EPHEMERAL = {"tmpfs": "memory", "ramfs": "memory"}
-
-
-def ephemeral_disk(path: str, env: Mapping[str, str], mounts: str | None = None) -> str | None:
-    """Name the reason why a folder dies with the node, where that can be known.
-
-    Args:
-        path: Absolute path of the folder.
-        env: Usually `os.environ`.
-        mounts: Text of /proc/self/mountinfo; read from the system if `None`.
-
-    Returns:
-        A short reason, or `None` if the disk stays or nothing is known.
-    """
-    kind = _filesystem_of(path, _mount_table() if mounts is None else mounts)
-    if kind in EPHEMERAL:
-        return f"it lies in {EPHEMERAL[kind]} ({kind})"
-    if kind == "overlay" and any(v in env for v in ("KUBERNETES_SERVICE_HOST", "RUNPOD_POD_ID", "VAST_CONTAINERLABEL")):
-        return "it lies in the container's own layer (overlay)"
-    return None
-
-
-def _filesystem_of(path: str, mounts: str) -> str | None:
-    best, kind = "", None
-    for row in mounts.splitlines():
-        left, _, right = row.partition(" - ")
-        fields, types = left.split(), right.split()
-        if len(fields) < 5 or not types:
-            continue
-        point = fields[4].rstrip("/")
-        if len(point) >= len(best) and (path == point or path.startswith(point + "/")):
-            best, kind = point, types[0]
-    return kind

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -37,7 +38,9 @@ class AttemptWriter:
         clock: The clock.
         header: Facts of the first line.
         price_changes_ns: Wall-clock instants at which a line must stand, so that prices split exactly there.
+        wall_offset_ns: Wall clock minus the meter's clock, to name instants with; read now if `None`.
         mirror: Where the journal is copied to, if anywhere.
+        earlier: Local segments of earlier attempts, of which the mirror may lack the end.
     """
 
     def __init__(
@@ -51,23 +54,27 @@ class AttemptWriter:
         clock: Clock,
         header: Mapping[str, Any],
         price_changes_ns: Sequence[int] = (),
+        wall_offset_ns: int | None = None,
         mirror: Mirror | None = None,
+        earlier: Sequence[str] = (),
     ) -> None:
         self.folder = folder
         self.seat = seat
         self._segment = segment
         self._meter = meter
         self._clock = clock
+        self._wall_offset_ns = clock.wall_ns() - clock.now_ns() if wall_offset_ns is None else wall_offset_ns
         self._changes = [c for c in price_changes_ns if c > clock.wall_ns()]
         self._saves = 0
         self._last_line_ns = 0
         self._closed = False
         self._page = self._open_page(files) if segment else None
-        self._line("open", sync=True, **header)
+        # The id tells apart two machines that claimed one seat without seeing each other.
+        self._line("open", sync=True, id=secrets.token_hex(4), **header)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._keep_fresh, name="costguard-journal", daemon=True)
         self._thread.start()
-        self._mirror_thread = MirrorThread(mirror, segment.path, self.tick) if mirror and segment else None
+        self._mirror_thread = MirrorThread(mirror, segment.path, self.tick, earlier) if mirror and segment else None
 
     @property
     def saves(self) -> int:
@@ -77,7 +84,7 @@ class AttemptWriter:
     def _open_page(self, files: Files) -> Page | None:
         path = os.path.join(self.folder, self.seat.page)
         try:
-            page = Page(files.map_page(path, PAGE_BYTES), self._clock.now_ns)
+            page = Page(files.map_page(path, PAGE_BYTES), self._clock.now_ns, self._wall_offset_ns)
         except OSError as error:
             warn(
                 f"cannot map {path} ({error.strerror or error}): metering goes on, but after a sudden death of the "
@@ -93,7 +100,8 @@ class AttemptWriter:
             return
         now = self._clock.now_ns()
         self._last_line_ns = now
-        self._segment.append(kind, sync=sync, **state_fields(self._meter.state, now), **fields)
+        state = state_fields(self._meter.state, now, self._wall_offset_ns)
+        self._segment.append(kind, sync=sync, **state, **fields)
 
     def tick(self) -> None:
         """Write where things stand."""
@@ -102,6 +110,12 @@ class AttemptWriter:
     def settle(self) -> None:
         """Write where things stand, and return when it is on the disk."""
         self._line("tick", sync=True)
+
+    def rest(self) -> None:
+        """Work is over for now and the process may end: also see to it that the mirror has it all."""
+        self.settle()
+        if self._mirror_thread is not None:
+            self._mirror_thread.push_now()
 
     def mark(self) -> int:
         """Note that a checkpoint is being written from the present state.
@@ -117,9 +131,15 @@ class AttemptWriter:
         """Note a checkpoint that has been written: its save's number, path, size, blocked time."""
         self._line("saved", **fields)
 
-    def resumed(self, attempt: int | None, save: int | None) -> None:
-        """Note that training goes on from a checkpoint."""
-        self._line("resume", sync=True, **{"from": attempt}, save=save)
+    def resumed(self, attempt: int | None, save: int | None, step: int = 0) -> None:
+        """Note that training goes on from a checkpoint, at an optimizer step."""
+        self._line("resume", sync=True, **{"from": attempt}, save=save, step=step)
+
+    def moved(self, run_id: str) -> None:
+        """Note that this attempt turned out to belong to another run, and end."""
+        if self._segment is not None:
+            self._segment.append("moved", sync=True, last=True, run=run_id)
+        self._end()
 
     def fact(self, name: str, **value: Any) -> None:
         """Record something about the run that does not change, such as its number of parameters."""
@@ -147,9 +167,8 @@ class AttemptWriter:
             return
         if self._segment is not None:
             now = self._clock.now_ns() if at_ns is None else at_ns
-            self._segment.append(
-                "close", sync=True, **state_fields(self._meter.state, now), reason=reason, exit_ns=exit_ns
-            )
+            state = state_fields(self._meter.state, now, self._wall_offset_ns)
+            self._segment.append("close", sync=True, last=True, **state, reason=reason, exit_ns=exit_ns)
         self._end()
 
     def _end(self) -> None:

@@ -30,16 +30,22 @@ class SeatFiles:
         seat: Attempt and rank.
         segment: Bytes of its journal segment.
         page: Bytes of its shared page, `None` where there is none.
+        problem: What could not be read, `None` if nothing.
     """
 
     seat: Seat
     segment: bytes
     page: bytes | None = None
+    problem: str | None = None
 
 
-def state_fields(state: MeterState, now_ns: int) -> dict[str, Any]:
-    """Write a meter's state into the fields of a line, the current activity counted on to `now_ns`."""
+def state_fields(state: MeterState, now_ns: int, wall_offset_ns: int) -> dict[str, Any]:
+    """Write a meter's state into the fields of a line, the current activity counted on to `now_ns`.
+
+    Every line says where it stands on the wall clock, so that none depends on the first one.
+    """
     return {
+        "w": wall_offset_ns,
         "t0": state.start_ns,
         "t": max(now_ns, state.since_ns),
         "ns": state.activities_ns(now_ns),
@@ -68,13 +74,15 @@ def fold(run_id: str, files: Sequence[SeatFiles]) -> RunAccount:
     pages: dict[Seat, PageReading] = {}
     for each in sorted(files, key=lambda f: f.seat):
         reading = decode(each.segment, each.seat.segment)
-        problems += reading.problems
+        problems += [each.problem] if each.problem else reading.problems
         lines[each.seat] = list(reading.lines)
         page = read_page(each.page) if each.page is not None else None
         if page:
             pages[each.seat] = page
     _adopt_earlier(lines, pages)
-    ranks = [r for seat in lines if (r := _fold_rank(seat, lines[seat], pages.get(seat)))]
+    moved = {seat for seat, rows in lines.items() if any(line["k"] == "moved" for line in rows)}
+    ranks = [r for seat in lines if seat not in moved and (r := _fold_rank(seat, lines[seat], pages.get(seat)))]
+    problems += _missing_ranks(ranks)
     return RunAccount(
         run_id=run_id,
         ranks=ranks,
@@ -85,6 +93,19 @@ def fold(run_id: str, files: Sequence[SeatFiles]) -> RunAccount:
     )
 
 
+def _missing_ranks(ranks: Sequence[RankAccount]) -> list[str]:
+    problems = []
+    for attempt in sorted({r.seat.attempt for r in ranks}):
+        found = [r for r in ranks if r.seat.attempt == attempt]
+        expected = max(r.header.get("world_size", 1) for r in found)
+        if len(found) < expected:
+            problems.append(
+                f"attempt {attempt}: {expected - len(found)} of {expected} ranks left no segment here, and what they "
+                "cost is in no total; give CostMonitor a dir that all nodes share, or a mirror"
+            )
+    return problems
+
+
 def _adopt_earlier(lines: Mapping[Seat, list[Line]], pages: dict[Seat, PageReading]) -> None:
     """Use what a later attempt wrote down of an earlier one's page, where the page itself is gone or older."""
     for line in [line for rows in lines.values() for line in rows if line["k"] == "fold"]:
@@ -92,7 +113,7 @@ def _adopt_earlier(lines: Mapping[Seat, list[Line]], pages: dict[Seat, PageReadi
         if seat in lines and (seat not in pages or pages[seat].state.since_ns < line["since"]):
             totals = tuple(line["totals"])
             state = MeterState(line["t0"], line["since"], line["act"], totals, Counters(*line["done"]))
-            pages[seat] = PageReading(state, line["alive"])
+            pages[seat] = PageReading(state, line["alive"], line["w"])
 
 
 def fold_line(seat: Seat, page: PageReading) -> dict[str, Any]:
@@ -106,6 +127,7 @@ def fold_line(seat: Seat, page: PageReading) -> dict[str, Any]:
         "totals": list(state.totals),
         "done": list(state.counters),
         "alive": page.alive_ns,
+        "w": page.wall_offset_ns,
     }
 
 
@@ -126,11 +148,14 @@ def _fold_rank(seat: Seat, lines: Sequence[Line], page: PageReading | None) -> R
         snapshots.append(final)
     # A run that ended when the next one took over its process ended in the past, before its latest lines.
     snapshots = [s for s in snapshots if s.at_ns <= final.at_ns]
-    start = page.state.start_ns if page else next(line["t0"] for line in lines if "t0" in line)
+    start = page.state.start_ns if page else next(line["t0"] for line in lines if "ns" in line)
+    offset = next(
+        (line["w"] for line in lines if "w" in line and line["k"] != "fold"), page.wall_offset_ns if page else 0
+    )
     return RankAccount(
         seat=seat,
         start_ns=start,
-        wall_ns=start + header.get("wall_offset_ns", 0),
+        wall_ns=start + offset,
         final=final,
         estimated_ns=estimated,
         status=_status(header, close),
@@ -140,11 +165,22 @@ def _fold_rank(seat: Seat, lines: Sequence[Line], page: PageReading | None) -> R
         paid_devices=header.get("paid_devices", 1),
         snapshots=snapshots,
         marks={line["save"]: snapshot_of(line) for line in lines if line["k"] == "mark"},
-        resumes=[Resume(snapshot_of(x), x["from"], x["save"]) for x in lines if x["k"] == "resume"],
+        resumes=[Resume(snapshot_of(x), x["from"], x["save"], x["step"]) for x in lines if x["k"] == "resume"],
         header=header,
         facts={line["name"]: line["value"] for line in lines if line["k"] == "fact"},
-        events=[line for line in lines if line["k"] in ("saved", "verdict")],
+        events=_events(lines),
     )
+
+
+def _events(lines: Sequence[Line]) -> list[Line]:
+    """Saves and verdicts; of a save that was looked at again later, the later word."""
+    events: dict[Any, Line] = {}
+    for line in lines:
+        if line["k"] == "verdict":
+            events[line["n"]] = line
+        elif line["k"] == "saved":
+            events[line["path"], line["step"], line["save"]] = line
+    return list(events.values())
 
 
 def _status(header: Line, close: Line | None) -> Status:
@@ -176,7 +212,7 @@ def _gaps(ranks: Sequence[RankAccount]) -> list[Gap]:
 
 
 def _gap(earlier: RankAccount, later: RankAccount) -> Gap:
-    same_boot = (earlier.tenure.host, earlier.tenure.boot) == (later.tenure.host, later.tenure.boot)
+    same_boot = earlier.tenure.boot is not None and earlier.tenure.boot == later.tenure.boot
     ns = later.start_ns - earlier.final.at_ns if same_boot else later.wall_ns - earlier.end_wall_ns
     decision = decide_gap(
         earlier.tenure,

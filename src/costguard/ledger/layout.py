@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 FOLDER = "costguard"
@@ -31,6 +32,10 @@ class Seat:
     def page(self) -> str:
         """Name of the shared page."""
         return f"{self.stem}.page"
+
+    def more(self, names: Sequence[str]) -> list[str]:
+        """Names of the pieces that a mirror has brought back beside the segment."""
+        return sorted(n for n in names if n.startswith(f"{self.stem}.more-") and n.endswith(".jsonl"))
 
 
 def seats_in(names: list[str]) -> list[Seat]:

@@ -101,18 +101,20 @@ def price_ledger(ledger: Ledger, book: PriceBook | None = None) -> Spend:
     # Quantities of one rate are added as integers first: exact, and a million entries make a handful of products.
     sums: dict[_Bin, int] = defaultdict(int)
     unpriced: dict[tuple[str, str], int] = defaultdict(int)
+    books = [book] if book else [ledger.books[n] for n in sorted(ledger.books) if ledger.books[n].prices]
+    currency = books[-1].currency if books else "USD"
     for entry in ledger.entries:
         prices = book or ledger.books.get(entry.attempt) or PriceBook()
-        for quantity, rate in _rated(entry, prices):
+        # Dollars and euros are not added up: what is in another currency than the latest has no price here.
+        for quantity, rate in _rated(entry, prices if prices.currency == currency else PriceBook()):
             if rate is None:
                 unpriced[entry.meter, entry.unit] += quantity
             else:
                 sums[_Bin(entry.meter, entry.activity, entry.tags, rate)] += quantity
     amounts = {bin_: quantity * bin_.rate for bin_, quantity in sums.items()}
     tags = sorted({key for bin_ in amounts for key, _ in bin_.tags})
-    books = [book] if book else [b for b in ledger.books.values() if b.prices]
     return Spend(
-        currency=books[-1].currency if books else "USD",
+        currency=currency,
         by_activity=_group((b.activity or "", amount) for b, amount in amounts.items() if b.meter == DEVICE),
         by_meter=_group((b.meter, amount) for b, amount in amounts.items()),
         by_tag={tag: _group((dict(b.tags).get(tag, ""), amount) for b, amount in amounts.items()) for tag in tags},

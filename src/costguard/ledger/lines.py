@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SCHEMA = 1
+_HEAD = b'{"v":'
 _TAIL = b',"crc":"'
 _TAIL_BYTES = len(_TAIL) + 8 + 2
 
@@ -59,6 +60,11 @@ def decode(data: bytes, name: str) -> Reading:
             continue
         line = _parse(row)
         if line is None:
+            # Where the newline itself was hit, a whole line stands at the end of the row.
+            later = _parse(row[max(0, row.rfind(_HEAD)) :])
+            if later is not None and later["n"] not in seen and later["v"] <= SCHEMA:
+                seen.add(later["n"])
+                reading.lines.append(later)
             torn = index == len(rows) - 1
             reading.problems.append(
                 f"{name}: the last line is torn and was left out"

@@ -75,10 +75,13 @@ class _Before:
     device_ns: int = 0
     useful_ns: int = 0
     kept_tokens: int | None = None
+    lost_tokens: int = 0
+    lost_ns: int = 0
 
     @staticmethod
     def of(account: RunAccount, attempt: int) -> _Before:
         kept = kept_work(account.ranks, training_in=attempt)
+        own = [r for r in account.ranks if r.seat.attempt == attempt]
         earlier = [r for r in account.ranks if r.seat.attempt < attempt]
         account = replace(account, ranks=earlier, gaps=[g for g in account.gaps if g.earlier.attempt < attempt])
         spend = price_ledger(ledger_of(account))
@@ -89,6 +92,9 @@ class _Before:
             device_ns=account.elapsed_device_ns,
             useful_ns=useful,
             kept_tokens=sum(known) if known else None,
+            # Going back to a checkpoint within one process throws away what this attempt has done itself.
+            lost_tokens=sum((r.final.counters.tokens or 0) - kept[r.seat].tokens for r in own),
+            lost_ns=sum(r.final.train_ns - kept[r.seat].train_ns for r in own),
         )
 
 
@@ -133,21 +139,20 @@ class LiveAttempt:
         self.planned_steps: int | None = None
 
     def spend_at(self, state: MeterState, now_ns: int, others: Sequence[PageReading] = ()) -> Fraction | None:
-        """Money so far, exactly; `None` if this attempt has no price.
+        """Money so far, exactly, as far as there are prices; `None` if nothing has one.
 
         Args:
             state: This rank's state.
             now_ns: Now, on the meter's clock.
             others: Pages of the attempt's other ranks that can be seen from here.
         """
-        spent = self._before.spend or Fraction(0)
+        spent = self._before.spend
         unseen = self._paid.total - len(others)
         for start_ns, devices in [(state.start_ns, unseen), *((p.state.start_ns, 1) for p in others)]:
             wall = start_ns + self._wall_offset_ns
             for rate in self._book.device_rates(wall, now_ns + self._wall_offset_ns, self._paid.total):
-                if rate.per_unit is None:
-                    return None
-                spent += rate.per_unit * (rate.end_ns - rate.start_ns) * devices
+                if rate.per_unit is not None:
+                    spent = (spent or Fraction(0)) + rate.per_unit * (rate.end_ns - rate.start_ns) * devices
         return spent
 
     def figures(self, state: MeterState, now_ns: int) -> Figures:
@@ -159,8 +164,9 @@ class LiveAttempt:
         device_ns = self._before.device_ns + (now_ns - state.start_ns) * (self._paid.total - len(pages))
         device_ns += sum(now_ns - p.state.start_ns for p in pages)
         tokens = self._tokens([s for s, _ in readings]) if seen else None
-        kept = None if tokens is None else tokens + (self._before.kept_tokens or 0)
-        useful = self._before.useful_ns + sum(_ns(s, now, _USEFUL) for s, now in readings)
+        before = self._before
+        kept = None if tokens is None else tokens - before.lost_tokens + (before.kept_tokens or 0)
+        useful = before.useful_ns - before.lost_ns + sum(_ns(s, now, _USEFUL) for s, now in readings)
         return Figures(
             spend=spend,
             per_hour=self._per_hour(now_ns),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from costguard.ledger.places import read_folder
 from costguard.ledger.segment import Segment
 
 _CLAIM_TRIES = 1000
+_RUN_ID = re.compile(r"[\w .-]{1,200}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +37,18 @@ class Identity:
     why: str
 
 
-def check_run_id(owner: str, run_id: str) -> str:
+def check_run_id(where: str, run_id: str) -> str:
     """Refuse a run id that cannot name a folder.
+
+    Args:
+        where: Option and value, to begin the error with.
+        run_id: The id.
 
     Raises:
         ConfigError: With the rule.
     """
-    if not run_id or run_id in (".", "..") or any(c in run_id for c in "/\\:\0") or run_id != run_id.strip():
-        raise config_error(
-            f"{owner}(run_id={run_id!r}): cannot name a folder; use letters, digits, '-', '_' and '.', such as 'gpt-a'."
-        )
+    if not _RUN_ID.fullmatch(run_id) or run_id in (".", "..") or run_id != run_id.strip():
+        raise config_error(f"{where}: cannot name a folder; use letters, digits, '-', '_' and '.', such as 'gpt-a'.")
     return run_id
 
 
@@ -65,7 +69,8 @@ def identify(run_id: str | None, env: Mapping[str, str], allocation: Allocation,
     """
     given = run_id or env.get("COSTGUARD_RUN_ID")
     if given:
-        return Identity(check_run_id("CostMonitor" if run_id else "environment", given), True, "run_id")
+        where = f"CostMonitor(run_id={given!r})" if run_id else f"environment variable COSTGUARD_RUN_ID={given!r}"
+        return Identity(check_run_id(where, given), True, "run_id")
     if allocation.job and allocation.restarted is not False:
         found = _restarted_run(allocation, root, files)
         if found:
@@ -85,10 +90,13 @@ def _restarted_run(allocation: Allocation, root: str, files: Files) -> str | Non
 
 
 def runs_in(root: str, files: Files) -> list[tuple[str, RunAccount]]:
-    """Every readable run directly in the costguard folder of `root`."""
+    """Every readable run directly in the costguard folder of `root`; none where it may not be looked into."""
     parent = os.path.join(root, FOLDER)
-    folders = [os.path.join(parent, name) for name in files.listing(parent)]
-    accounts = [(folder, read_folder(folder, files)) for folder in folders]
+    try:
+        folders = [os.path.join(parent, name) for name in files.listing(parent)]
+        accounts = [(folder, read_folder(folder, files)) for folder in folders]
+    except OSError:
+        return []
     return [(folder, account) for folder, account in accounts if account.ranks]
 
 
@@ -154,8 +162,12 @@ def claim_attempt(files: Files, root: str, run_id: str, *, known_attempts: int =
         known_attempts: Attempts that must have been, from a checkpoint, even where their journal is gone.
     """
     folder = run_folder(root, run_id)
-    earlier = read_folder(folder, files)
-    seats = seats_in(files.listing(folder))
+    earlier, seats = RunAccount(run_id=run_id, ranks=()), list[Seat]()
+    try:
+        files.make_folder(folder)
+        earlier, seats = read_folder(folder, files), seats_in(files.listing(folder))
+    except OSError as error:
+        return _unwritable(folder, Seat(known_attempts + 1, 0), earlier, error)
     attempt = max([known_attempts, *(s.attempt for s in seats)]) + 1
     for number in range(attempt, attempt + _CLAIM_TRIES):
         seat = Seat(number, 0)
@@ -169,17 +181,27 @@ def claim_attempt(files: Files, root: str, run_id: str, *, known_attempts: int =
 
 
 def claim_rank(files: Files, root: str, run_id: str, seat: Seat) -> Claim:
-    """Take the seat of a rank other than 0 in an attempt that rank 0 has claimed."""
+    """Take a seat that the ranks have agreed on: in an attempt that rank 0 has claimed, or in a new run."""
     folder = run_folder(root, run_id)
-    earlier = read_folder(folder, files)
+    earlier = RunAccount(run_id=run_id, ranks=())
+    try:
+        files.make_folder(folder)
+        earlier = read_folder(folder, files)
+    except OSError as error:
+        return _unwritable(folder, seat, earlier, error)
     try:
         return Claim(folder, seat, _create(files, folder, seat), earlier)
+    except FileExistsError:
+        warn(
+            f"{os.path.join(folder, seat.segment)} is there already, from a run that rank 0 does not know: rank "
+            f"{seat.rank} is metered in memory only; give CostMonitor a run_id of its own, or a dir that all share."
+        )
+        return Claim(folder, seat, None, earlier)
     except OSError as error:
         return _unwritable(folder, seat, earlier, error)
 
 
 def _create(files: Files, folder: str, seat: Seat) -> Segment:
-    files.make_folder(folder)
     return Segment(files, os.path.join(folder, seat.segment))
 
 

@@ -8,12 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from costguard.ledger.activity import Counters, MeterState
+from costguard.ledger.files import PageMemory
 from costguard.records import Activity
 
 PAGE_BYTES = 4096
 _MAGIC = b"CGPAGE01"
 _ALIVE = struct.Struct("<QQ")
 _ALIVE_AT = 64
+_WALL = struct.Struct("<q")
+_WALL_AT = 128
 _SLOTS_AT = (512, 2048)
 _UNKNOWN = -1
 _SLOT = struct.Struct(f"<QQQQqqqqq{len(Activity)}Q")
@@ -28,13 +31,15 @@ class Page:
     Args:
         memory: Shared mapping of `PAGE_BYTES` bytes.
         now_ns: The clock.
+        wall_offset_ns: Wall clock minus that clock.
     """
 
-    def __init__(self, memory: memoryview, now_ns: Callable[[], int]) -> None:
+    def __init__(self, memory: PageMemory, now_ns: Callable[[], int], wall_offset_ns: int = 0) -> None:
         self._memory = memory
         self._now_ns = now_ns
         self._sequence = 0
-        memory[: len(_MAGIC)] = _MAGIC
+        memory[_WALL_AT : _WALL_AT + _WALL.size] = _WALL.pack(wall_offset_ns)
+        memory[0 : len(_MAGIC)] = _MAGIC
 
     def write(self, state: MeterState) -> None:
         """Put `state` into the slot that holds the older one."""
@@ -64,10 +69,11 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class PageReading:
-    """What a page tells: the last whole state, and when the process was last known to be alive."""
+    """What a page tells: the last whole state, when the process was last known to be alive, and the wall clock then."""
 
     state: MeterState
     alive_ns: int
+    wall_offset_ns: int = 0
 
 
 def read_page(data: bytes | memoryview) -> PageReading | None:
@@ -89,7 +95,8 @@ def read_page(data: bytes | memoryview) -> PageReading | None:
     counters = Counters(step, batches, _known(tokens), _known(padding), _known(samples))
     state = MeterState(start, since, activity, tuple(totals), counters)
     alive, check = _ALIVE.unpack_from(raw, _ALIVE_AT)
-    return PageReading(state, max(since, alive if alive ^ _MASK == check else 0))
+    (wall_offset,) = _WALL.unpack_from(raw, _WALL_AT)
+    return PageReading(state, max(since, alive if alive ^ _MASK == check else 0), wall_offset)
 
 
 def _whole_slot(raw: bytes, at: int) -> tuple[int, ...] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 
@@ -9,7 +10,7 @@ from costguard.errors import RunNotFoundError
 from costguard.ledger.account import RunAccount
 from costguard.ledger.files import Files, LocalFiles
 from costguard.ledger.fold import SeatFiles, fold
-from costguard.ledger.layout import seats_in
+from costguard.ledger.layout import Seat, seats_in
 
 
 class FolderReader:
@@ -22,16 +23,21 @@ class FolderReader:
     def seat_files(self) -> list[SeatFiles]:
         """All segments and pages of the folder."""
         names = self._files.listing(self._folder)
-        return [
-            SeatFiles(seat, self._read(seat.segment), self._read(seat.page) if seat.page in names else None)
-            for seat in seats_in(names)
-        ]
+        return [self._seat_files(seat, names) for seat in seats_in(names)]
 
-    def _read(self, name: str) -> bytes:
-        try:
-            return self._files.read(os.path.join(self._folder, name))
-        except FileNotFoundError:
-            return b""
+    def _seat_files(self, seat: Seat, names: list[str]) -> SeatFiles:
+        segment, problem = b"", None
+        for name in (seat.segment, *seat.more(names)):
+            try:
+                # A piece may end in the middle of a line: the next one starts afresh.
+                segment += (b"\n" if segment else b"") + self._files.read(os.path.join(self._folder, name))
+            except OSError as error:
+                problem = f"{name} cannot be read ({error.strerror or error})"
+        page = None
+        if seat.page in names:
+            with contextlib.suppress(OSError):
+                page = self._files.read(os.path.join(self._folder, seat.page))
+        return SeatFiles(seat, segment, page, problem)
 
 
 def read_folder(folder: str, files: Files | None = None) -> RunAccount:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import multiprocessing.util
 import os
 import sys
+import time
 from typing import Protocol
 
 from costguard.clock import first_billed_ns, in_notebook
 from costguard.records import Activity
 from costguard.units import NS_PER_S
 
-EXIT_WITH_TORCH_NS = NS_PER_S
-"""Estimated time from the last exit handler to the end of a process with torch loaded."""
 EXIT_NS = NS_PER_S // 20
+"""Estimated time from the last exit handler to the end of a small process."""
+EXIT_PER_COLLECTION = 6
+"""With torch loaded the interpreter takes about six times as long as one garbage collection, whatever the load of the
+machine: 0.20 s and 1.1 to 1.3 s, 0.23 s and 1.5 s, 0.32 s and 2.0 s (Python 3.11, torch 2.13, 2 CPU cores, 2026-11)."""
 
 
 class Owner(Protocol):
@@ -66,8 +70,17 @@ class ProcessTime:
 
     def _finish(self) -> None:
         if self._owner is not None and os.getpid() == self._pid:
-            self._owner.release(EXIT_WITH_TORCH_NS if "torch" in sys.modules else EXIT_NS)
+            self._owner.release(_exit_ns())
             self._owner = None
+
+
+def _exit_ns() -> int:
+    """Estimate what the interpreter will still take."""
+    if "torch" not in sys.modules:
+        return EXIT_NS
+    begin = time.perf_counter_ns()
+    gc.collect()
+    return EXIT_PER_COLLECTION * (time.perf_counter_ns() - begin)
 
 
 PROCESS = ProcessTime()

@@ -12,6 +12,8 @@ from costguard.errors import warn
 CountTokens = Callable[[Any], int | tuple[int, int]]
 """A user's own count: tokens of a batch, or tokens and padding."""
 
+_MOST = 1 << 48
+"""More tokens than any batch has."""
 _TOKEN_DTYPES = frozenset({torch.int64, torch.int32})
 
 
@@ -40,21 +42,21 @@ class BatchCounter:
     def __init__(self, count_tokens: CountTokens | None = None) -> None:
         self._count_tokens = count_tokens
         self._masks = DeviceSum()
-        self._failed = False
+        self.failed = False
 
     def count(self, batch: Any) -> BatchCount:
         """Count one micro-batch; never raises."""
-        if self._failed:
-            return BatchCount(samples=self._samples(batch))
+        if self.failed:
+            return BatchCount(samples=_samples(batch))
         try:
             if self._count_tokens is not None:
                 return self._users_count(batch)
             return self._shape_count(batch)
         except Exception as error:  # the batch and the function are the user's and may do anything
-            self._failed = True
+            self.failed = True
             what = "count_tokens" if self._count_tokens else "the batch's shapes"
             warn(f"cannot count tokens ({what} raised {type(error).__name__}: {error}); they are unknown from now on.")
-            return _NOTHING
+            return BatchCount(samples=_samples(batch))
 
     def late(self, *, wait: bool = False) -> int:
         """Padding that the device has summed up since the last call and that was counted as tokens before.
@@ -68,7 +70,7 @@ class BatchCounter:
         assert self._count_tokens is not None
         counted = self._count_tokens(batch)
         tokens, padding = counted if isinstance(counted, tuple) else (counted, None)
-        return BatchCount(int(tokens), None if padding is None else int(padding), self._samples(batch))
+        return BatchCount(_whole(tokens), None if padding is None else _whole(padding), _samples(batch))
 
     def _shape_count(self, batch: Any) -> BatchCount:
         if isinstance(batch, torch.Tensor):
@@ -93,7 +95,7 @@ class BatchCounter:
         if not isinstance(ids, torch.Tensor):
             ids = batch.get("labels")
             if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or ids.dtype not in _TOKEN_DTYPES:
-                return BatchCount(samples=self._samples(batch))
+                return BatchCount(samples=_samples(batch))
         tokens, samples = ids.numel(), ids.shape[0] if ids.dim() > 1 else 1
         mask = batch.get("attention_mask")
         if not isinstance(mask, torch.Tensor) or mask.shape != ids.shape:
@@ -101,16 +103,30 @@ class BatchCounter:
         if mask.device.type == "cpu":
             kept = int(torch.count_nonzero(mask))
             return BatchCount(kept, tokens - kept, samples)
+        if mask.device.type != "cuda":
+            # Other accelerators would have to be waited for.
+            return BatchCount(tokens, None, samples)
         self._masks.add(tokens - torch.count_nonzero(mask))
         return BatchCount(tokens, 0, samples)
 
-    def _samples(self, batch: Any) -> int | None:
+
+def _whole(number: Any) -> int:
+    if not 0 <= number < _MOST:
+        raise ValueError(f"{number!r} is no count of tokens of one batch")
+    return int(number)
+
+
+def _samples(batch: Any) -> int | None:
+    """First dimension of the batch or of its first tensor; whatever the batch is, `None` rather than an exception."""
+    try:
         if isinstance(batch, torch.Tensor):
             return batch.shape[0] if batch.dim() else None
         parts = list(batch.values()) if isinstance(batch, Mapping) else batch
         if isinstance(parts, (list, tuple)):
             return next((p.shape[0] for p in parts if isinstance(p, torch.Tensor) and p.dim()), None)
+    except Exception:  # a batch of the user's own kind
         return None
+    return None
 
 
 class DeviceSum:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 try:
@@ -14,10 +15,10 @@ except ImportError as missing:
         "or use it where your training already runs. Reading reports needs neither."
     ) from missing
 
-from costguard.errors import config_error, warn
+from costguard.errors import config_error
+from costguard.ledger.activity import Counters
 from costguard.ledger.attempt import count
 from costguard.ledger.devices import check_gpus
-from costguard.ledger.live import Figures
 from costguard.ledger.opening import check_run_id
 from costguard.lightning import private
 from costguard.lightning.batches import BatchCounter, CountTokens
@@ -26,6 +27,7 @@ from costguard.lightning.joining import make_run
 from costguard.lightning.progress import ProgressFields
 from costguard.lightning.rows import CostRows
 from costguard.lightning.run import STATE_KEY, Run, RunConfig
+from costguard.lightning.shield import shielded
 from costguard.lightning.wrapping import wrap_checkpoints
 from costguard.policies.gap import GAP_MODES, GapMode
 from costguard.policies.rows import RowCadence
@@ -35,7 +37,40 @@ from costguard.units import NS_PER_S, Money
 
 _TRAIN = int(Activity.TRAIN)
 _DATA_WAIT = int(Activity.DATA_WAIT)
+_METERING = int(Activity.METERING)
 _STATE_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Said:
+    """What the user said, in order."""
+
+    book: PriceBook
+    gpus: int | None
+    planned_tokens: int | None
+    tags: Mapping[str, str]
+    run_id: str | None
+    dir: str | None
+    gap: GapMode
+    count_tokens: CountTokens | None
+    peak_flops_per_s: float | None
+    cadence: RowCadence
+    progress_bar: bool
+
+    def config(self, trainer: Trainer) -> RunConfig:
+        """The part that is the run's; a URL in place of a folder means a mirror of a local journal."""
+        place = self.dir or trainer.default_root_dir
+        remote, local = "://" in place, "." if "://" in trainer.default_root_dir else trainer.default_root_dir
+        return RunConfig(
+            book=self.book,
+            gpus=self.gpus,
+            planned_tokens=self.planned_tokens,
+            tags=self.tags,
+            run_id=self.run_id,
+            root=os.path.abspath(local if remote else place),
+            mirror=place.rstrip("/") if remote else None,
+            gap=self.gap,
+        )
 
 
 class CostMonitor(Callback):
@@ -81,7 +116,7 @@ class CostMonitor(Callback):
         log_every_s: float = 1.0,
         progress_bar: bool = True,
     ) -> None:
-        self._book = _book(usd_per_gpu_hour, usd_per_hour, prices)
+        book = _book(usd_per_gpu_hour, usd_per_hour, prices)
         check_gpus("CostMonitor", gpus)
         _check_positive("planned_tokens", planned_tokens, "a count of tokens such as 20e9")
         _check_positive("peak_flops_per_s", peak_flops_per_s, "FLOP/s of one device such as 989.4e12")
@@ -90,25 +125,45 @@ class CostMonitor(Callback):
         if gap not in GAP_MODES:
             raise config_error(f"CostMonitor(gap={gap!r}): expected one of {', '.join(GAP_MODES)}.")
         if run_id is not None:
-            check_run_id("CostMonitor", run_id)
-        self._gpus = gpus
-        self._planned_tokens = None if planned_tokens is None else round(planned_tokens)
-        self._tags = {str(k): str(v) for k, v in (tags or {}).items()}
-        self._run_id = run_id
-        self._dir = dir
-        self._gap = gap
-        self._peak = peak_flops_per_s
-        self._progress_bar = progress_bar
-        self._cadence = RowCadence(every_ns=round(log_every_s * NS_PER_S))
-        self._counter = BatchCounter(count_tokens)
+            check_run_id(f"CostMonitor(run_id={run_id!r})", run_id)
+        self._said = _Said(
+            book=book,
+            gpus=gpus,
+            planned_tokens=None if planned_tokens is None else round(planned_tokens),
+            tags={str(k): str(v) for k, v in (tags or {}).items()},
+            run_id=run_id,
+            dir=dir,
+            gap=gap,
+            count_tokens=count_tokens,
+            peak_flops_per_s=peak_flops_per_s,
+            cadence=RowCadence(every_ns=round(log_every_s * NS_PER_S)),
+            progress_bar=progress_bar,
+        )
+        self._begin()
+
+    def _begin(self) -> None:
+        """What belongs to one process, and is made anew in a copy or a forked one."""
+        self._counter = BatchCounter(self._said.count_tokens)
         self._instances = Instances()
+        self._bar = ProgressFields(self._said.book.currency)
+        self._trainer: Trainer | None = None
         self._run: Run | None = None
         self._rows: CostRows | None = None
-        self._bar = ProgressFields(self._book.currency)
+        self._saves_are_done: Callable[[], None] = _nothing
         self._next_tick_ns = 0
         self._last_work_ns = 0
-        self._came_from: int = int(Activity.IDLE)
+        self._came_from = int(Activity.IDLE)
         self._loaded: Mapping[str, Any] | None = None
+        self._in_flight: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Only what the user said goes along into a copy or to another process."""
+        return {"_said": self._said}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy meters for itself."""
+        self._said = state["_said"]
+        self._begin()
 
     @property
     def state_key(self) -> str:
@@ -122,152 +177,180 @@ class CostMonitor(Callback):
 
     # -- set up and tear down ---------------------------------------------------------------------------------
 
+    @shielded
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin to meter, decide which run this is as far as possible, and wrap what has no hook."""
-        if self._run is None or self._run.ended:
-            # Another run has had this process since: this is the same run's next attempt.
-            self._run_id = self._run.run_id if self._run is not None and self._run.is_open else self._run_id
-            self._run = make_run(trainer, self._config(trainer))
-        run = self._run
+        run = self._run_of(trainer)
         run.meter.enter(Activity.METERING)
         run.failed(None)
+        self._trainer = trainer
         if not run.is_open:
             run.identify(trainer.strategy.broadcast)
-        self._rows = CostRows(run.meter, self._costs, self._cadence, inject=trainer.is_global_zero)
+        if self._rows is None:
+            self._rows = CostRows(run.meter, self._costs, self._said.cadence, inject=trainer.is_global_zero)
         for logger in trainer.loggers:
             self._rows.wrap(self._instances, logger)
-        wrap_checkpoints(self._instances, trainer, run, self._on_loaded)
-        if self._progress_bar and trainer.progress_bar_callback is not None:
+        self._saves_are_done = wrap_checkpoints(self._instances, trainer, run, self._on_loaded)
+        if self._said.progress_bar and trainer.progress_bar_callback is not None:
             self._bar.wrap(self._instances, trainer.progress_bar_callback)
         private.skip_unused_hooks(self)
         run.count_parameters(pl_module)
         run.meter.enter(Activity.STARTUP)
 
-    def _config(self, trainer: Trainer) -> RunConfig:
-        remote = self._dir is not None and "://" in self._dir
-        return RunConfig(
-            book=self._book,
-            gpus=self._gpus,
-            planned_tokens=self._planned_tokens,
-            tags=self._tags,
-            run_id=self._run_id,
-            root=os.path.abspath(self._dir if self._dir and not remote else trainer.default_root_dir),
-            mirror=self._dir.rstrip("/") if self._dir and remote else None,
-            gap=self._gap,
-        )
+    def _run_of(self, trainer: Trainer) -> Run:
+        if self._run is not None and self._run.pid != os.getpid():
+            self._begin()  # a forked rank is a process of its own
+        before = self._run
+        if before is None or before.ended:
+            config = self._said.config(trainer)
+            if before is not None and before.is_open:
+                # Another run has had this process since: this is the same run's next attempt.
+                config = replace(config, run_id=before.run_id)
+            self._run = make_run(trainer, config)
+        assert self._run is not None
+        return self._run
 
     def _on_loaded(self, word: Mapping[str, Any]) -> None:
         self._loaded = word
 
+    @shielded
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Put everything back and write where things stand; the process may go on with other work."""
-        self._leave(Activity.IDLE)
+        self._leave()
 
+    @shielded
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Note the reason, save the account, put everything back."""
-        if self._run is None:
-            return
-        self._run.meter.enter(Activity.TEARDOWN)
-        self._run.failed(exception)
-        self._run.open_new()
-        self._closing_row(trainer)
-        self._leave(Activity.TEARDOWN)
+        """Note the reason and save the account; everything is put back once the strategy has been torn down.
 
-    def _leave(self, activity: Activity) -> None:
+        Until then checkpoints that are written because of the exception are still metered.
+        """
+        run = self._run
+        if run is None:
+            return
+        # First of all: whatever happens from here on, the end of this is seen.
+        self._instances.wrap(*private.last_after_an_exception(trainer), self._then_leave)
+        run.meter.enter(Activity.TEARDOWN)
+        run.failed(exception)
+        run.open_new()
+        self._closing_row(trainer)
+        if run.is_open:
+            run.writer.settle()
+
+    def _then_leave(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def teardown(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._leave()
+
+        return teardown
+
+    def _leave(self) -> None:
         self._instances.put_back()
         private.restore_hooks(self)
+        self._rows = self._trainer = self._in_flight = None
         if self._run is not None:
-            self._run.meter.enter(activity)
+            self._run.meter.enter(_METERING)
             if self._run.is_open:
-                self._run.writer.settle()
+                self._saves_are_done()
+                self._run.writer.rest()
+            self._run.meter.enter(Activity.IDLE)
 
     # -- from here on the run is known ------------------------------------------------------------------------
 
+    @shielded
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The model stands; unless the strategy reads checkpoints later, it is now known which run this is."""
         run = self._metering()
         run.count_parameters(pl_module)
         if not private.is_restored_after_setup(trainer):
             run.open_new()
-        run.measure_peak(trainer, self._peak)
+        run.measure_peak(trainer, self._said.peak_flops_per_s)
         run.meter.enter(Activity.STARTUP)
 
+    @shielded
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The last chance before the first batch."""
         self._open()
 
+    @shielded
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Training begins: say what it goes on from, record the model's size, and wait for data."""
         run = self._open()
         run.meter.enter(Activity.METERING)
-        run.at_step(trainer.global_step)
-        if self._loaded is not None:
-            run.resumed(self._loaded)
-            self._loaded = None
-        run.begin_training(trainer)
+        loaded, self._loaded = self._loaded, None
+        run.begin_training(trainer, loaded)
         run.meter.enter(Activity.DATA_WAIT)
 
     def _open(self) -> Run:
-        assert self._run is not None
+        assert self._run is not None, "setup has not run"
         self._run.open_new()
         return self._run
 
     def _metering(self) -> Run:
-        assert self._run is not None
+        assert self._run is not None, "setup has not run"
         self._run.meter.enter(Activity.METERING)
         return self._run
 
     # -- each batch -------------------------------------------------------------------------------------------
 
+    @shielded
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Waiting for data is over."""
+        self._in_flight = batch
         self._run.meter.enter(_TRAIN)  # type: ignore[union-attr]
 
+    @shielded
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """A micro-batch is done: count it."""
         meter = self._run.meter  # type: ignore[union-attr]
         now = meter.now_ns()
-        counted = self._counter.count(batch)
-        counters = count(meter.state.counters, trainer.global_step, *counted)
         self._last_work_ns = now
+        counters = meter.state.counters
+        if self._in_flight is not None:
+            self._in_flight = None
+            counters = self._counted(counters, trainer.global_step, batch)
+        meter.settle(now, _DATA_WAIT, counters)
         if now >= self._next_tick_ns:
             self._next_tick_ns = now + NS_PER_S
-            counters = counters.moved_to_padding(self._counter.late())
+            meter.enter(_METERING)
             self._tick(trainer)
-        meter.settle(now, _DATA_WAIT, counters)
+            meter.enter(_DATA_WAIT)
+
+    def _counted(self, counters: Counters, step: int, batch: Any) -> Counters:
+        counted = count(counters, step, *self._counter.count(batch))
+        # Tokens that could not be counted throughout are unknown, not fewer.
+        return counted._replace(tokens=None, padding=None) if self._counter.failed else counted
 
     def _tick(self, trainer: Trainer) -> None:
-        assert self._rows is not None
+        run = self._run
+        assert run is not None
+        run.move_to_padding(self._counter.late())
+        if not trainer.is_global_zero:
+            return
         self._costs()
-        # A user who logs nothing at all gets rows of costs; one who may still log in validation is waited for.
-        if self._rows.users_rows == 0 and trainer.loggers and not private.logs_in_training(trainer):
-            if trainer.is_global_zero and self._validated(trainer):
-                self._rows.own_row(trainer.loggers, private.logging_step(trainer))
-
-    @staticmethod
-    def _validated(trainer: Trainer) -> bool:
-        loop = trainer.fit_loop.epoch_loop
-        return not trainer.enable_validation or loop.val_loop.batch_progress.total.completed > 0
+        # Who has gone through a whole epoch without a row logs nothing at all, and gets rows of costs.
+        rows = self._rows
+        if rows is not None and rows.users_rows == 0 and trainer.current_epoch > 0 and trainer.loggers:
+            rows.own_row(trainer.loggers, private.logging_step(trainer))
 
     def _costs(self) -> Mapping[str, float]:
-        figures = self._figures()
+        figures = self._run.figures() if self._run is not None else None
         if figures is None:
             return {}
         self._bar.show(figures)
-        return figures.metrics(self._book.currency)
-
-    def _figures(self) -> Figures | None:
-        run = self._run
-        return run.figures() if run is not None and run.live is not None else None
+        return figures.metrics(self._said.book.currency)
 
     # -- what is not training ---------------------------------------------------------------------------------
 
+    @shielded
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Validation begins, inside of training or alone."""
         self._came_from = self._open().meter.enter(Activity.VALIDATION)
 
+    @shielded
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Back to what was before."""
         self._open().meter.enter(self._came_from)
@@ -288,41 +371,47 @@ class CostMonitor(Callback):
         """Back to what was before."""
         self.on_validation_end(trainer, pl_module)
 
+    @shielded
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Training is over: the last figures go where no row has had them."""
         run = self._metering()
-        state = run.meter.state
-        run.meter.settle(
-            state.since_ns, int(Activity.METERING), state.counters.moved_to_padding(self._counter.late(wait=True))
-        )
+        run.move_to_padding(self._counter.late(wait=True))
         self._closing_row(trainer)
         run.meter.enter(Activity.TEARDOWN)
 
     def _closing_row(self, trainer: Trainer) -> None:
-        if self._rows is None or not self._last_work_ns:
-            return
-        try:
+        if self._rows is not None and self._last_work_ns:
             self._rows.closing_row(trainer.loggers, private.logging_step(trainer), self._last_work_ns)
-        except Exception as error:  # a logger may raise anything, and this may be an exception's path already
-            warn(f"the last costs could not be logged ({type(error).__name__}: {error}); the receipt has them.")
 
     # -- checkpoints ------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of the account: only where in the journal it stands."""
+        return self._word() or {}
+
+    @shielded
+    def _word(self) -> dict[str, Any] | None:
         run = self._run
         if run is None or not run.is_open:
-            return {}
-        return {
-            "v": _STATE_VERSION,
-            "run": run.run_id,
-            "attempt": run.writer.seat.attempt,
-            "save": run.writer.mark(),
-        }
+            return None
+        self._count_what_is_done(run)
+        seat = run.writer.seat
+        return {"v": _STATE_VERSION, "run": run.run_id, "attempt": seat.attempt, "save": run.writer.mark()}
+
+    def _count_what_is_done(self, run: Run) -> None:
+        """Count a batch whose step is done but whose end we have not seen: a callback before us may save there."""
+        trainer, state = self._trainer, run.meter.state
+        if self._in_flight is not None and trainer is not None and trainer.global_step > state.counters.step:
+            counters = self._counted(state.counters, trainer.global_step, self._in_flight)
+            self._in_flight = None
+            run.meter.settle(run.meter.now_ns(), state.activity, counters)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Remember where the checkpoint stands; it counts when training goes on from it."""
-        self._loaded = dict(state_dict)
+        """Nothing to do: what the checkpoint says was read when it was loaded, for all ranks alike."""
+
+
+def _nothing() -> None:
+    """No save has been wrapped yet."""
 
 
 def _book(usd_per_gpu_hour: Money | None, usd_per_hour: Money | None, prices: PriceBook | None) -> PriceBook:
@@ -335,7 +424,7 @@ def _book(usd_per_gpu_hour: Money | None, usd_per_hour: Money | None, prices: Pr
 
 
 def _check_positive(option: str, value: float | None, expected: str) -> None:
-    if value is not None and (
-        isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf")
-    ):
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
         raise config_error(f"CostMonitor({option}={value!r}): expected {expected}.")

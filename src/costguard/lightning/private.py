@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from functools import cache
 from importlib import import_module
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer
@@ -50,16 +51,15 @@ def restore_hooks(callback: Callback) -> None:
             del callback.__dict__[name]
 
 
+def last_after_an_exception(trainer: Trainer) -> tuple[Any, str]:
+    """Object and method that Lightning calls last after an exception, when loaders and workers have been ended."""
+    return (trainer, "_teardown") if hasattr(trainer, "_teardown") else (trainer.strategy, "teardown")
+
+
 def logging_step(trainer: Trainer) -> int:
     """The step under which Lightning logs its own rows now."""
     step = getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", None)
     return step if isinstance(step, int) else trainer.global_step
-
-
-def logs_in_training(trainer: Trainer) -> bool | None:
-    """Whether the user's training step logs anything; `None` if it cannot be told."""
-    results = getattr(trainer, "_results", None)
-    return None if results is None else bool(results)
 
 
 def is_restored_after_setup(trainer: Trainer) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from costguard.errors import warn
 from costguard.ledger.activity import ActivityMeter
 from costguard.lightning.instances import Instances, Method
+from costguard.lightning.shield import metering
 from costguard.policies.rows import RowCadence
 from costguard.records import Activity
 
@@ -33,7 +33,6 @@ class CostRows:
         self._cadence = cadence
         self._inject = inject
         self._last_ns: dict[int, int] = {}
-        self._failed = False
         self.users_rows = 0
         self.alarm = False
 
@@ -69,20 +68,16 @@ class CostRows:
                     # The user's own value of a name stays.
                     metrics = {**self._safe_costs(), **metrics}
                     meter.enter(_LOGGING)
-                return original(metrics, step, **kwargs)
+                return original(metrics, step=step, **kwargs)
             finally:
                 meter.enter(before)
 
         return log_metrics
 
     def _safe_costs(self) -> Mapping[str, float]:
-        try:
+        with metering():
             return self._costs()
-        except Exception as error:  # metering never hurts training
-            if not self._failed:
-                self._failed = True
-                warn(f"costs cannot be logged ({type(error).__name__}: {error}); the journal goes on.")
-            return {}
+        return {}
 
     def own_row(self, loggers: list[Any], step: int) -> None:
         """Log a row of costs alone, for users who log nothing; as seldom as any other."""
@@ -108,7 +103,8 @@ class CostRows:
                 continue
             self._last_ns[id(logger)] = self._meter.now_ns()
             if any(base.__name__ == "WandbLogger" for base in type(logger).__mro__):
-                logger.experiment.summary.update(dict(self._safe_costs()))
+                with metering():
+                    logger.experiment.summary.update(dict(self._safe_costs()))
             else:
                 self._row(logger, step)
 
@@ -116,6 +112,7 @@ class CostRows:
         costs = self._safe_costs()
         if costs:
             rows = self.users_rows
-            logger.log_metrics(costs, step)
-            logger.save()
+            with metering():
+                logger.log_metrics(costs, step=step)
+                logger.save()
             self.users_rows = rows

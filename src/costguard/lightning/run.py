@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,28 +15,26 @@ from costguard.clock import Clock, SystemClock, process_start_ns
 from costguard.errors import warn
 from costguard.hardware.matmul import MeasuredPeak, measure_matmul
 from costguard.ledger.activity import ActivityMeter
-from costguard.ledger.allocation import Allocation, ephemeral_disk
+from costguard.ledger.allocation import Allocation
 from costguard.ledger.attempt import AttemptWriter
 from costguard.ledger.devices import Paid
 from costguard.ledger.files import Files, LocalFiles
 from costguard.ledger.fold import fold_line
-from costguard.ledger.layout import Seat, run_folder
 from costguard.ledger.live import Figures, LiveAttempt
 from costguard.ledger.mirror import Mirror, within
-from costguard.ledger.opening import Claim, claim_attempt, claim_rank, file_mark, identify, run_that_saved
+from costguard.ledger.mounts import ephemeral_disk
+from costguard.ledger.opening import Claim
 from costguard.ledger.page import read_page
 from costguard.ledger.places import read_folder
 from costguard.ledger.process_time import PROCESS
+from costguard.lightning.membership import MIRROR_PATIENCE_S, Broadcast, Membership
 from costguard.lightning.private import matmul_dtype
 from costguard.policies.gap import GapMode
 from costguard.prices import PriceBook
 from costguard.records import Activity
 
-MIRROR_PATIENCE_S = 15.0
 STATE_KEY = "CostMonitor"
 """Where a checkpoint keeps costguard's word; fixed, so that it is found again whatever the arguments are."""
-Broadcast = Callable[[Any], Any]
-"""Gives every rank what rank 0 has; called by all ranks at the same point, never in an exception path."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,17 +97,18 @@ class Run:
         self.config = config
         self.place = place
         self.paid = paid
+        self.pid = os.getpid()
+        self.ended = False
+        self.live: LiveAttempt | None = None
         self._allocation = allocation
         self._files = files or LocalFiles()
         self._clock = clock or SystemClock()
+        self._wall_offset_ns = self._clock.wall_ns() - self._clock.now_ns()
+        self._membership = Membership(config.root, place.rank, config.run_id, config.mirror, allocation, self._files)
         self._writer: AttemptWriter | None = None
-        self._identity: tuple[str, bool] = ("", False)
         self._reason: str | None = None
         self._parameters = 0
         self._peak: MeasuredPeak | None = None
-        self.ended = False
-        self.live: LiveAttempt | None = None
-        self._wall_offset_ns = self._clock.wall_ns() - self._clock.now_ns()
         start_ns, activity = PROCESS.take(self)
         self.meter = ActivityMeter(start_ns, activity, self._clock.now_ns)
 
@@ -117,79 +116,31 @@ class Run:
 
     def identify(self, broadcast: Broadcast) -> None:
         """Decide which run this is as far as it can be without a checkpoint; opens the journal if it is decided."""
-        found: tuple[str, bool] | None = None
-        if self.place.rank == 0:
-            identity = identify(self.config.run_id, os.environ, self._allocation, self.config.root, self._files)
-            found = identity.run_id, identity.decided
-        self._identity = broadcast(found)
-        if self._identity[1]:
-            self._join(self._identity[0], broadcast, 0)
+        self._open(self._membership.decide(broadcast))
 
     def identify_by_file(self, path: str, broadcast: Broadcast) -> None:
         """Before a checkpoint is read: does a journal tell for certain which run wrote it?"""
-        if self.is_open:
-            return
-        found = None
-        if self.place.rank == 0:
-            found = run_that_saved(self.config.root, path, file_mark(path), self._files)
-        found = broadcast(found)
-        if found:
-            self._join(found, broadcast, 0)
+        if not self.is_open:
+            self._open(self._membership.decide_by_file(path, broadcast))
 
-    def identify_by_content(self, state: Mapping[str, Any] | None, broadcast: Broadcast) -> None:
-        """After a checkpoint was read: it says which run wrote it; if it says nothing, this is a new run."""
-        if self.is_open:
+    def identify_by_content(self, word: Mapping[str, Any], broadcast: Broadcast) -> None:
+        """After a checkpoint was read: it says which run wrote it.
+
+        A new run that was opened before, for a validation alone, moves there as long as it has not trained.
+        """
+        if self._membership.decided or self.meter.state.counters.batches:
             return
-        known = broadcast((state["run"], state["attempt"]) if state and self.place.rank == 0 else None)
-        if known:
-            self._join(known[0], broadcast, known[1])
+        current = self.run_id if self.is_open else None
+        claim = self._membership.decide_by_content(word, broadcast, current)
+        if claim and self._writer is not None:
+            self._writer.moved(os.path.basename(claim.folder))
+            self._writer = None
+        self._open(claim)
 
     def open_new(self) -> None:
         """Open the journal of the new run that this is, unless it is open; needs no other rank."""
-        if self.is_open:
-            return
-        run_id = self._identity[0]
-        if self.place.rank == 0:
-            self._open(claim_attempt(self._files, self.config.root, run_id))
-        else:
-            self._open(claim_rank(self._files, self.config.root, run_id, Seat(1, self.place.rank)))
-
-    def _join(self, run_id: str, broadcast: Broadcast, known_attempts: int) -> None:
-        claim = None
-        if self.place.rank == 0:
-            self._fetch_mirror(run_id)
-            claim = claim_attempt(self._files, self.config.root, run_id, known_attempts=known_attempts)
-            self._warn_of_missing(claim, known_attempts)
-        attempt = broadcast(claim.seat.attempt if claim else None)
-        seat = Seat(attempt, self.place.rank)
-        self._open(claim or claim_rank(self._files, self.config.root, run_id, seat))
-
-    def _fetch_mirror(self, run_id: str) -> None:
-        if self.config.mirror is None:
-            return
-        folder = run_folder(self.config.root, run_id)
-        try:
-            mirror = Mirror(f"{self.config.mirror}/{run_id}")
-            within(MIRROR_PATIENCE_S, lambda: mirror.restore(folder, self._files))
-        except Exception as error:  # a store may raise anything
-            warn(
-                f"the mirror {self.config.mirror} is away ({type(error).__name__}: {error}): what earlier attempts "
-                f"spent on other machines is unknown for now; what {folder} knows counts."
-            )
-
-    @staticmethod
-    def _warn_of_missing(claim: Claim, known_attempts: int) -> None:
-        here = len(claim.earlier.attempts)
-        if here < known_attempts:
-            warn(
-                f"the checkpoint was written by attempt {known_attempts} of run {os.path.basename(claim.folder)}, of "
-                f"which {here} are known here: what the others spent is unknown; give CostMonitor the dir they used."
-            )
-        if any(r.status == "running" for r in claim.earlier.ranks):
-            warn(
-                f"another live process is writing run {os.path.basename(claim.folder)}: this one is attempt "
-                f"{claim.seat.attempt} and both are metered; give each experiment a run_id of its own."
-            )
+        if not self.is_open:
+            self._open(self._membership.new())
 
     # -- the journal ------------------------------------------------------------------------------------------
 
@@ -209,9 +160,11 @@ class Run:
         """The run's name."""
         return os.path.basename(self.writer.folder)
 
-    def _open(self, claim: Claim) -> None:
-        book = self.config.book
+    def _open(self, claim: Claim | None) -> None:
+        if claim is None:
+            return
         mirror = self._mirror(os.path.basename(claim.folder)) if claim.segment else None
+        own = [r.seat for r in claim.earlier.ranks if r.seat.rank == claim.seat.rank]
         self._writer = AttemptWriter(
             files=self._files,
             folder=claim.folder,
@@ -220,38 +173,23 @@ class Run:
             meter=self.meter,
             clock=self._clock,
             header=self._header(claim),
-            price_changes_ns=book.changes_ns(),
+            price_changes_ns=self.config.book.changes_ns(),
+            wall_offset_ns=self._wall_offset_ns,
             mirror=mirror,
+            earlier=[os.path.join(claim.folder, seat.segment) for seat in own if seat.attempt < claim.seat.attempt],
         )
         if claim.seat.rank == 0:
             self._adopt_pages(claim)
             self._warn_of_disk(claim.folder, mirror)
-        self.begin_live()
-
-    def begin_live(self) -> None:
-        """Sum up what was before this attempt; called again when a checkpoint has been loaded."""
-        folder, seat = self.writer.folder, self.writer.seat
-        now = read_folder(folder, self._files)
-        live = LiveAttempt(
-            now,
-            self.config.book,
-            self.paid,
-            folder,
-            seat,
-            self.place.world_size,
-            self._files,
-            wall_offset_ns=self._wall_offset_ns,
-            planned_tokens=self.config.planned_tokens,
-        )
-        self.live = live
+            self.begin_live()
 
     def _header(self, claim: Claim) -> dict[str, Any]:
         tenure = self._allocation.tenure
         return {
             "run": os.path.basename(claim.folder),
+            "why": self._membership.why,
             "attempt": claim.seat.attempt,
             "rank": claim.seat.rank,
-            "wall_offset_ns": self._wall_offset_ns,
             "world_size": self.place.world_size,
             "device": self.place.device,
             "pid": os.getpid(),
@@ -272,8 +210,9 @@ class Run:
         if self.config.mirror is None:
             return None
         try:
-            return Mirror(f"{self.config.mirror}/{run_id}")
-        except (ImportError, ValueError, OSError) as error:
+            mirror: Mirror = within(MIRROR_PATIENCE_S, lambda: Mirror(f"{self.config.mirror}/{run_id}", self._files))
+            return mirror
+        except Exception as error:  # a store may raise anything
             warn(f"no mirror at {self.config.mirror} ({error}): the journal is kept on this machine's disk only.")
             return None
 
@@ -288,12 +227,13 @@ class Run:
                 if page:
                     self.writer.adopt(fold_line(rank.seat, page))
 
-    def _warn_of_disk(self, folder: str, mirror: Mirror | None) -> None:
+    @staticmethod
+    def _warn_of_disk(folder: str, mirror: Mirror | None) -> None:
         why = ephemeral_disk(os.path.abspath(folder), os.environ) if mirror is None else None
         if why:
             warn(f"the journal in {folder} dies with this machine ({why}); mirror it with CostMonitor(dir='s3://...').")
 
-    # -- live figures -----------------------------------------------------------------------------------------
+    # -- training ---------------------------------------------------------------------------------------------
 
     def count_parameters(self, module: torch.nn.Module) -> None:
         """Count the module's parameters, each once; kept if more than before (a shard or a shell has fewer)."""
@@ -302,39 +242,58 @@ class Run:
 
     def measure_peak(self, trainer: Trainer, given: float | None) -> None:
         """Take the user's peak, on a CPU measure one; unknown elsewhere."""
-        if self._peak is not None and given is None:
-            return
         if given is not None:
             self._peak = MeasuredPeak(given, "given: peak_flops_per_s")
-        elif trainer.strategy.root_device.type == "cpu":
+        elif self._peak is None and trainer.strategy.root_device.type == "cpu":
             self._peak = measure_matmul(trainer.strategy.root_device, matmul_dtype(trainer))
 
-    def resumed(self, word: Mapping[str, Any]) -> None:
-        """Note what training goes on from; a checkpoint of another run, or without a word, has no known origin."""
-        own = word.get("run") == self.run_id
-        self.writer.resumed(word.get("attempt") if own else None, word.get("save") if own else None)
+    def begin_training(self, trainer: Trainer, word: Mapping[str, Any] | None) -> None:
+        """Say what training goes on from, record the model's size and peak, and sum up what was before.
 
-    def at_step(self, step: int) -> None:
-        """Set the Trainer's step before the first batch, so that what is redone is counted from there."""
-        state = self.meter.state
+        Args:
+            trainer: The Trainer, about to train its first batch.
+            word: What the loaded checkpoint says, empty if it says nothing; `None` if none was loaded.
+        """
+        step, state = trainer.global_step, self.meter.state
+        if word is not None:
+            # A checkpoint of another run, or without a word, has no known origin here.
+            own = word.get("run") == self.run_id
+            self.writer.resumed(word.get("attempt") if own else None, word.get("save") if own else None, step)
         self.meter.settle(state.since_ns, state.activity, state.counters._replace(step=step))
-
-    def begin_training(self, trainer: Trainer) -> None:
-        """Record the model's size and peak, and sum up what was before."""
         if self._parameters:
             self.writer.fact("model", parameters=self._parameters)
         if self._peak is not None:
             self.writer.fact("peak", flops_per_s=self._peak.flops_per_s, source=self._peak.source)
-        self.begin_live()
-        assert self.live is not None
+        if self.live is not None:
+            self.begin_live()
+            self.live.planned_steps = trainer.max_steps if trainer.max_steps > 0 else None
+
+    def move_to_padding(self, tokens: int) -> None:
+        """Count as padding what was counted as tokens before the device had told which it was."""
+        state = self.meter.state
+        if tokens:
+            self.meter.settle(state.since_ns, state.activity, state.counters.moved_to_padding(tokens))
+
+    def begin_live(self) -> None:
+        """Sum up what was before the training that begins now; for the first rank, whose loggers and bar show it."""
+        folder, seat = self.writer.folder, self.writer.seat
+        self.live = LiveAttempt(
+            read_folder(folder, self._files),
+            self.config.book,
+            self.paid,
+            folder,
+            seat,
+            self.place.world_size,
+            self._files,
+            wall_offset_ns=self._wall_offset_ns,
+            planned_tokens=self.config.planned_tokens,
+        )
         self.live.parameters = self._parameters or None
         self.live.peak_flops_per_s = self._peak.flops_per_s if self._peak else None
-        self.live.planned_steps = trainer.max_steps if trainer.max_steps > 0 else None
 
-    def figures(self) -> Figures:
-        """Read the live figures now."""
-        assert self.live is not None
-        return self.live.figures(self.meter.state, self._clock.now_ns())
+    def figures(self) -> Figures | None:
+        """Read the live figures now; `None` on ranks that show none."""
+        return self.live.figures(self.meter.state, self._clock.now_ns()) if self.live is not None else None
 
     # -- the end ----------------------------------------------------------------------------------------------
 

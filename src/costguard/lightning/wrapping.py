@@ -11,27 +11,64 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from costguard.ledger.opening import file_mark
 from costguard.lightning.instances import Instances, Method
+from costguard.lightning.membership import checked_word
 from costguard.lightning.run import STATE_KEY, Run
+from costguard.lightning.shield import metering
 from costguard.records import Activity
 
 OnLoaded = Callable[[Mapping[str, Any]], None]
 
 
-def wrap_checkpoints(instances: Instances, trainer: Trainer, run: Run, on_loaded: OnLoaded) -> None:
+def wrap_checkpoints(instances: Instances, trainer: Trainer, run: Run, on_loaded: OnLoaded) -> Callable[[], None]:
     """Wrap a Trainer's ways to write, remove and read checkpoints.
 
     Args:
         instances: Keeps what to put back.
         trainer: The Trainer.
         run: The run that pays.
-        on_loaded: Called with each checkpoint that training will go on from.
+        on_loaded: Called with the word of each checkpoint that training will go on from.
+
+    Returns:
+        To be called when nothing is written any more: notes what was unfinished before.
     """
-    instances.wrap(trainer, "save_checkpoint", lambda original: _saving(original, trainer, run))
+    saved = _Saved(trainer, run)
+    instances.wrap(trainer, "save_checkpoint", lambda original: _saving(original, trainer, run, saved))
     instances.wrap(trainer.strategy, "remove_checkpoint", lambda original: _removing(original, run))
     instances.wrap(trainer.strategy, "load_checkpoint", lambda original: _loading(original, trainer, run, on_loaded))
+    return saved.look_again
 
 
-def _saving(original: Method, trainer: Trainer, run: Run) -> Method:
+class _Saved:
+    """Notes checkpoints in the journal; those that are still being written are looked at again later."""
+
+    def __init__(self, trainer: Trainer, run: Run) -> None:
+        self._trainer = trainer
+        self._run = run
+        self._unfinished: list[dict[str, Any]] = []
+
+    def note(self, **fields: Any) -> None:
+        """Note one save, and look again at those before it."""
+        with metering():
+            self.look_again()
+            # Lightning's AsyncCheckpointIO returns before the file is there, or while an older one still is.
+            names = {base.__name__ for base in type(self._trainer.strategy.checkpoint_io).__mro__}
+            if "AsyncCheckpointIO" in names:
+                self._unfinished.append(fields)
+                self._run.writer.saved(**fields, bytes=None, mark=None)
+            else:
+                self._write(fields)
+
+    def look_again(self) -> None:
+        """Note the size of what has been written meanwhile."""
+        while self._unfinished:
+            self._write(self._unfinished.pop())
+
+    def _write(self, fields: dict[str, Any]) -> None:
+        mark = file_mark(fields["path"])
+        self._run.writer.saved(**fields, bytes=mark[0] if mark else None, mark=mark)
+
+
+def _saving(original: Method, trainer: Trainer, run: Run, saved: _Saved) -> Method:
     def save_checkpoint(filepath: Any, *args: Any, **kwargs: Any) -> Any:
         saves = run.writer.saves if run.is_open else 0
         before = run.meter.enter(Activity.CHECKPOINT)
@@ -40,18 +77,14 @@ def _saving(original: Method, trainer: Trainer, run: Run) -> Method:
             result = original(filepath, *args, **kwargs)
         finally:
             run.meter.enter(before)
-        # A save that holds no callbacks (weights only) has no number of its own and is not resumed from.
         if run.is_open and trainer.is_global_zero:
-            ended = run.meter.state.since_ns
-            numbered = run.writer.saves > saves
-            mark = file_mark(os.fspath(filepath))
-            run.writer.saved(
-                save=run.writer.saves if numbered else None,
-                path=os.path.abspath(filepath) if "://" not in os.fspath(filepath) else os.fspath(filepath),
+            path = os.fspath(filepath)
+            # A save that holds no callbacks (weights only) has no number of its own and is not resumed from.
+            saved.note(
+                path=path if "://" in path else os.path.abspath(path),
+                save=run.writer.saves if run.writer.saves > saves else None,
                 step=trainer.global_step,
-                bytes=mark[0] if mark else None,
-                mark=mark,
-                blocked_ns=ended - begin,
+                blocked_ns=run.meter.state.since_ns - begin,
             )
         return result
 
@@ -69,12 +102,14 @@ def _removing(original: Method, run: Run) -> Method:
 def _loading(original: Method, trainer: Trainer, run: Run, on_loaded: OnLoaded) -> Method:
     def load_checkpoint(checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
         with run.meter.span(Activity.RESTORE):
-            run.identify_by_file(os.fspath(checkpoint_path), trainer.strategy.broadcast)
+            with metering():
+                run.identify_by_file(os.fspath(checkpoint_path), trainer.strategy.broadcast)
             checkpoint = original(checkpoint_path, *args, **kwargs)
-            word = (checkpoint.get("callbacks") or {}).get(STATE_KEY) if isinstance(checkpoint, Mapping) else None
-            run.identify_by_content(word, trainer.strategy.broadcast)
-            if trainer.state.fn == TrainerFn.FITTING and isinstance(checkpoint, Mapping):
-                on_loaded(word or {})
+            with metering():
+                word = checked_word((checkpoint.get("callbacks") or {}).get(STATE_KEY))
+                run.identify_by_content(word, trainer.strategy.broadcast)
+                if trainer.state.fn == TrainerFn.FITTING:
+                    on_loaded(word)
             return checkpoint
 
     return load_checkpoint

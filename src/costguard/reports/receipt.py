@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import socket
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from decimal import Decimal
@@ -14,12 +16,15 @@ from typing import Any
 from costguard.flops import six_nd
 from costguard.ledger.account import RankAccount, RunAccount
 from costguard.ledger.ledger import DEVICE, Spend, ledger_of, outcome_spend, price_ledger
+from costguard.ledger.lineage import steps_done
 from costguard.ledger.load import load_run
 from costguard.reports.series import series_of
 from costguard.reports.wastes import ADD_PRICE, provenance_of, wastes_of
 from costguard.units import NS_PER_HOUR, NS_PER_S, plain, round_money, round_shares
 
 SCHEMA_VERSION = 1
+ELSEWHERE_ALIVE_NS = 3 * 60 * NS_PER_S
+"""How long an attempt on another machine counts as running after its last sign of life; it gives one each 30 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,7 @@ def receipt_of(account: RunAccount, folder: str) -> dict[str, Any]:
             "id": account.run_id,
             "dir": folder,
             "tags": dict(account.ranks[-1].header.get("tags", {})),
-            "state": account.ranks[-1].status if account.ranks else "died",
+            "state": _status(account.ranks[-1]),
             "attempts": [_attempt(account, number) for number in account.attempts],
         },
         "time": {
@@ -110,7 +115,7 @@ def receipt_of(account: RunAccount, folder: str) -> dict[str, Any]:
         "checkpoints": _checkpoints(account),
         "verdicts": _verdicts(account),
         "series": series_of(account),
-        "notes": list(account.problems),
+        "notes": [*account.problems, *_other_currencies(account, spend.currency)],
     }
     data["provenance"] = provenance_of(data)
     return data
@@ -124,22 +129,22 @@ def _attempt(account: RunAccount, number: int) -> dict[str, Any]:
     ranks = account.of_attempt(number)
     first, gaps = ranks[0], [g for g in account.gaps if g.earlier.attempt == number]
     gap = gaps[0] if gaps else None
-    begin = first.snapshots[0].counters.step if not first.resumes else first.resumes[0].at.counters.step
+    fresh = not first.resumes or first.resumes[0].at.counters.batches > 0
     return {
         "attempt": number,
         "started_at": _instant(min(r.wall_ns for r in ranks)),
-        "ended_at": _instant(max(r.end_wall_ns for r in ranks)) if first.status != "running" else None,
-        "ended": first.status,
+        "ended_at": _instant(max(r.end_wall_ns for r in ranks)) if _status(first) != "running" else None,
+        "ended": _status(first),
         "reason": next((r.reason for r in ranks if r.reason), None),
         "ranks": len(ranks),
         "paid_devices": first.paid_devices,
         "idle_devices": sum(r.idle_devices for r in ranks),
         "device": first.header.get("device"),
-        "first_step": begin,
+        "first_step": 0 if fresh else first.resumes[0].step,
         "last_step": first.final.counters.step,
         "batches": sum(r.final.counters.batches for r in ranks),
         "rework_batches": sum(r.final.counters.batches - account.kept[r.seat].batches for r in ranks),
-        "rework_steps": _rework_steps(account, first),
+        "rework_steps": steps_done(first) - account.kept[first.seat].steps,
         "elapsed_device_ns": sum(r.device_ns for r in ranks),
         "gap_after_ns": gap.ns if gap and gap.billed else None,
         "released_after_s": gap.ns / NS_PER_S if gap and not gap.billed else 0.0,
@@ -147,13 +152,19 @@ def _attempt(account: RunAccount, number: int) -> dict[str, Any]:
     }
 
 
-def _rework_steps(account: RunAccount, rank: RankAccount) -> int:
-    """Optimizer steps that were thrown away, by the share of micro-batches: accumulation is even within an attempt."""
-    batches = rank.final.counters.batches
-    lost = batches - account.kept[rank.seat].batches
-    start = rank.resumes[0].at.counters.step if rank.resumes else 0
-    done = rank.final.counters.step - start
-    return round(Fraction(lost * done, batches)) if batches else 0
+def _status(rank: RankAccount) -> str:
+    """How a rank ended; another machine's process cannot be asked, but signs of life of the last minutes are some."""
+    silent_ns = abs(time.time_ns() - rank.end_wall_ns)
+    elsewhere = rank.tenure.host != socket.gethostname()
+    return "running" if rank.status == "died" and elsewhere and silent_ns < ELSEWHERE_ALIVE_NS else rank.status
+
+
+def _other_currencies(account: RunAccount, currency: str) -> list[str]:
+    return [
+        f"attempt {number} is priced in {book.currency}, which is not added to {currency}: its cost is in no total"
+        for number, book in sorted(account.books.items())
+        if book.prices and book.currency != currency
+    ]
 
 
 def _estimated(account: RunAccount) -> dict[str, int]:
@@ -161,17 +172,17 @@ def _estimated(account: RunAccount) -> dict[str, int]:
     return {"teardown": teardown} if teardown else {}
 
 
-def _sum_known(values: list[int | None]) -> int | None:
-    known = [v for v in values if v is not None]
-    return sum(known) if known else None
+def _sum_known(ranks: Sequence[RankAccount], name: str) -> int | None:
+    """Sum of a counter over ranks that trained; unknown if it is for one of them."""
+    values = [getattr(r.final.counters, name) for r in ranks if r.final.counters.batches]
+    return None if not values or any(v is None for v in values) else sum(values)
 
 
 def _tokens(account: RunAccount) -> dict[str, int | None]:
     ranks = account.ranks
-    counted = _sum_known([r.final.counters.tokens for r in ranks])
+    counted = _sum_known(ranks, "tokens")
     kept = None if counted is None else sum(account.kept[r.seat].tokens for r in ranks)
-    padding = _sum_known([r.final.counters.padding for r in ranks])
-    samples = _sum_known([r.final.counters.samples for r in ranks])
+    padding, samples = _sum_known(ranks, "padding"), _sum_known(ranks, "samples")
     return {
         "trained": kept,
         "padding": None if padding is None else sum(account.kept[r.seat].padding for r in ranks),
@@ -183,7 +194,7 @@ def _tokens(account: RunAccount) -> dict[str, int | None]:
 def _flops(account: RunAccount) -> dict[str, Any]:
     model = account.fact("model")
     parameters = model["parameters"] if model else None
-    tokens = _sum_known([r.final.counters.tokens for r in account.ranks])
+    tokens = _sum_known(account.ranks, "tokens")
     estimate = six_nd(parameters, tokens) if parameters is not None and tokens is not None else None
     return {"model": None, "estimate_6nd": estimate, "convention": "6nd", "parameters": parameters}
 
