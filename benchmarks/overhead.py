@@ -1,22 +1,23 @@
 """What a step costs with CostMonitor and with Lightning's own ThroughputMonitor, alternating in one run.
 
-A tiny model, so that the callbacks show; blocks of steps alternate bare / CostMonitor / ThroughputMonitor, and the
-figure is the median step of each, less the bare one. The ratio of the two is what counts: absolute times depend on
-the machine. Run `python benchmarks/overhead.py [--steps 600] [--rounds 7]`.
+A tiny model, so that the callbacks show. One training goes on while every few steps another variant takes its turn:
+bare, with CostMonitor, with ThroughputMonitor; so the machine's drift meets them all alike. The figure is the median
+step of a variant less the bare one, and the ratio of the two is what counts: absolute times depend on the machine.
+Run `python benchmarks/overhead.py [--steps 9000]`.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import io
 import logging
+import random
 import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -26,7 +27,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from costguard import CostMonitor
 
-WARM_UP = 50
+TURN = 20
+"""Steps of one turn; the first three after a change are not counted."""
 ASKED = {50: 0.75, 1: 0.25}
 """Largest share of ThroughputMonitor's cost that CostMonitor may take, by log_every_n_steps."""
 
@@ -50,29 +52,67 @@ class Tiny(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-class StepClock(Callback):
-    """Notes when each batch begins."""
+class Turns(Callback):
+    """Puts another variant's callback in place every few steps, and notes the time of each step.
 
-    def __init__(self) -> None:
-        self.times: list[int] = []
+    Args:
+        variants: The callback of each variant, `None` for the bare one.
+    """
 
-    def on_train_batch_start(self, *_: object) -> None:
-        """Read the clock."""
-        self.times.append(time.perf_counter_ns())
+    def __init__(self, variants: dict[str, Callback | None]) -> None:
+        self.variants = variants
+        self.steps_us: dict[str, list[float]] = {name: [] for name in variants}
+        self._order = random.Random(0)
+        self._coming: list[str] = []
+        self._now = ""
+        self._age = 0
+        self._began = 0
+        self._wraps: dict[str, Any] = {}
 
-    def steps_us(self) -> list[float]:
-        """Time between batches without the first ones, microseconds."""
-        times = self.times[WARM_UP:]
-        return [(b - a) / 1000 for a, b in zip(times, times[1:], strict=False)]
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Remember what CostMonitor has wrapped on the logger, which the other variants are to be without."""
+        self._wraps = dict(vars(trainer.loggers[0]))
+        self._others = [c for c in trainer.callbacks if c not in self.variants.values()]
+
+    def on_train_batch_start(self, trainer: Trainer, *_: object) -> None:
+        """The step before this one is over."""
+        now = time.perf_counter_ns()
+        self._age += 1
+        if self._age > 3:
+            self.steps_us[self._now].append((now - self._began) / 1000)
+        self._began = now
+
+    def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
+        """Change places when the turn is over."""
+        if self._now and self._age < TURN:
+            return
+        if not self._coming:
+            # The order is drawn anew, so that no variant always follows the same other one.
+            self._coming = self._order.sample(list(self.variants), len(self.variants))
+        self._now, self._age = self._coming.pop(), 0
+        callback = self.variants[self._now]
+        trainer.callbacks = [*self._others, *([callback] if callback else [])]
+        ours = isinstance(callback, CostMonitor)
+        for name in ("log_metrics", "save"):
+            if ours:
+                vars(trainer.loggers[0])[name] = self._wraps[name]
+            else:
+                vars(trainer.loggers[0]).pop(name, None)
 
 
-def run_block(make: Callable[[], list[Callback]], steps: int, log_every: int, folder: str) -> list[float]:
-    """Train one block and return its step times in microseconds."""
-    clock = StepClock()
+def measure(steps: int, log_every: int, folder: str) -> dict[str, list[float]]:
+    """Train once and return the step times of each variant in microseconds."""
+    turns = Turns(
+        {
+            "bare": None,
+            "CostMonitor": CostMonitor(usd_per_gpu_hour="2.49", peak_flops_per_s=1e11),
+            "ThroughputMonitor": ThroughputMonitor(batch_size_fn=lambda batch: len(batch[0])),
+        }
+    )
     trainer = Trainer(
         accelerator="cpu",
-        max_steps=steps + WARM_UP,
-        callbacks=[*make(), clock],
+        max_steps=steps,
+        callbacks=[turns, *(c for c in turns.variants.values() if c)],
         logger=CSVLogger(folder, flush_logs_every_n_steps=100),
         log_every_n_steps=log_every,
         enable_progress_bar=False,
@@ -80,45 +120,25 @@ def run_block(make: Callable[[], list[Callback]], steps: int, log_every: int, fo
         enable_model_summary=False,
         default_root_dir=folder,
     )
-    loader = DataLoader(TensorDataset(torch.rand(4 * (steps + WARM_UP), 16)), batch_size=4)
-    gc.collect()
-    trainer.fit(Tiny(), loader)
-    return clock.steps_us()
-
-
-def measure(steps: int, rounds: int, log_every: int, folder: str) -> dict[str, list[float]]:
-    """Alternate the variants and return the median step of each block, by variant."""
-    variants: dict[str, Callable[[], list[Callback]]] = {
-        "bare": list,
-        "CostMonitor": lambda: [CostMonitor(usd_per_gpu_hour="2.49", peak_flops_per_s=1e11)],
-        "ThroughputMonitor": lambda: [ThroughputMonitor(batch_size_fn=lambda batch: len(batch[0]))],
-    }
-    medians: dict[str, list[float]] = {name: [] for name in variants}
-    for round_ in range(rounds):
-        # The order turns, so that no variant always follows the same other one.
-        names = list(variants)
-        for name in names[round_ % 3 :] + names[: round_ % 3]:
-            medians[name].append(statistics.median(run_block(variants[name], steps, log_every, folder)))
-    return medians
+    trainer.fit(Tiny(), DataLoader(TensorDataset(torch.rand(4 * steps, 16)), batch_size=4))
+    return turns.steps_us
 
 
 def main() -> None:
     """Print one table for each log interval."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=600, help="measured steps of a block")
-    parser.add_argument("--rounds", type=int, default=7, help="blocks of each variant")
+    parser.add_argument("--steps", type=int, default=9000, help="steps of each of the two trainings")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     for log_every, asked in ASKED.items():
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-            medians = measure(arguments.steps, arguments.rounds, log_every, folder)
-        bare = statistics.median(medians["bare"])
-        added = {name: statistics.median(values) - bare for name, values in medians.items() if name != "bare"}
+            steps_us = measure(arguments.steps, log_every, folder)
+        bare = statistics.median(steps_us["bare"])
+        added = {name: statistics.median(values) - bare for name, values in steps_us.items() if name != "bare"}
         ratio = added["CostMonitor"] / added["ThroughputMonitor"]
-        spread = f"{min(medians['bare']):.0f} to {max(medians['bare']):.0f}"
-        print(f"log_every_n_steps={log_every}: bare step {bare:.1f} us (blocks {spread})")
+        print(f"log_every_n_steps={log_every}: bare step {bare:.1f} us, {len(steps_us['bare'])} steps of each")
         for name, value in added.items():
             print(f"  {name:<18} adds {value:6.1f} us")
         print(f"  ratio {ratio:.2f}, asked for at most {asked}")

@@ -10,8 +10,8 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from builders import Journal
 
+from builders import Journal
 from costguard.cli.main import main
 from costguard.ledger.files import LocalFiles
 from costguard.prices import PriceBook

@@ -7,8 +7,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from builders import Journal
 
+from builders import Journal
 from costguard.cli.main import main
 from costguard.ledger.files import LocalFiles
 

@@ -7,14 +7,14 @@ import warnings
 from pathlib import Path
 
 import pytest
-from builders import Journal
-from helpers import Tiny, loader, monitor, quiet_trainer, receipt_of
 
+from builders import Journal
 from costguard import CostguardWarning
 from costguard.clock import boot_id, process_start_ns
 from costguard.ledger.files import LocalFiles
 from costguard.lightning import run as run_module
 from costguard.testing import FullDisk
+from helpers import Tiny, loader, monitor, quiet_trainer, receipt_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .* does not have many workers"),

@@ -54,7 +54,7 @@ def test_the_example_trains_and_leaves_receipt_and_page(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_killed_and_resumed_it_is_one_run(tmp_path: Path) -> None:
-    """`kill -9` after a save, `--resume`: two attempts, a gap, rework, all tokens once, and time as seen from outside."""
+    """`kill -9` after a save, `--resume`: two attempts, a gap, rework, all tokens once, time as seen from outside."""
     out = tmp_path / "demo"
     begin = time.monotonic()
     process = start(out, "--max-steps", "70")

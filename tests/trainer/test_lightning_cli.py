@@ -22,6 +22,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):  # type: ignore[no-unt
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     from lightning.pytorch.cli import LightningCLI
+
     from train_gpt import GPT, StdlibText
 
     def run(*args: str, run: bool = True) -> LightningCLI:

@@ -58,7 +58,10 @@ def test_only_the_first_run_pays_for_the_start_of_the_process(process: Child, fo
     """The imports at the head of the script are the first run's; only the last one has an estimated exit."""
     first, *others = (_receipt(process, folder, name) for name in NAMES)
     startup = first["time"]["activities_ns"]["startup"]
-    assert all(startup > other["time"]["activities_ns"]["startup"] for other in others)
+    # torch takes 5 s to end the worker of the run that failed in one, and the run after it waits for that.
+    waited = NAMES[NAMES.index("exception_in_a_worker") + 1]
+    begins = zip(NAMES[1:], others, strict=True)
+    assert all(startup > r["time"]["activities_ns"]["startup"] for name, r in begins if name != waited)
     assert [bool(r["time"]["estimated_ns"]) for r in (first, *others)] == [False] * len(others) + [True]
 
 

@@ -1,4 +1,4 @@
-"""Guards of what Lightning does not promise: if one of these fails, a Lightning has changed and `private.py` must follow."""
+"""Guards of what Lightning does not promise: if one fails, Lightning has changed and `private.py` must follow."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Tiny, loader, monitor, quiet_trainer
 from lightning.pytorch import Callback
 from lightning.pytorch.trainer import call
 
 from costguard import CostMonitor
 from costguard.lightning import private
+from helpers import Tiny, loader, monitor, quiet_trainer
 
 
 def test_this_lightning_skips_hooks_that_are_none() -> None:

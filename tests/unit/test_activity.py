@@ -53,11 +53,11 @@ def test_buckets_sum_to_elapsed_time_whatever_the_clock_says(start: int, steps: 
         else:
             meter.settle(ended, activity, Counters(step=number))
             assert meter.state.counters.step == number
+            assert sink.states[-1] == meter.state
         assert_true(meter.state)
         assert meter.state.activity == activity
         assert meter.state.since_ns >= before.since_ns
         assert all(a >= b for a, b in zip(meter.state.totals, before.totals, strict=True))
-        assert sink.states[-1] == meter.state
     until = now[0]
     assert sum(meter.state.activities_ns(until).values()) == max(until, meter.state.since_ns) - start
 

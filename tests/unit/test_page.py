@@ -121,7 +121,7 @@ def test_a_beat_moves_the_time_of_death() -> None:
     memory = bytearray(PAGE_BYTES)
     page = Page(memoryview(memory), lambda: written[-1].since_ns + 250)
     page.write(written[-1])
-    page.beat()
+    page.beat(written[-1])
     reading = read_page(memory)
     assert reading is not None
     assert reading.alive_ns == written[-1].since_ns + 250

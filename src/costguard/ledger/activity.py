@@ -8,6 +8,10 @@ from typing import NamedTuple, Protocol
 
 from costguard.records import ACTIVITY_LABELS, Activity
 
+_METERING = int(Activity.METERING)
+_new = tuple.__new__
+"""Makes a named tuple without the Python code of its class; the step path pays for each call."""
+
 
 class Counters(NamedTuple):
     """What one rank has done so far in this attempt.
@@ -58,7 +62,7 @@ class MeterState(NamedTuple):
 
 
 class StateSink(Protocol):
-    """Where each new state is kept at once, for whoever reads it after a crash."""
+    """Where states are kept for whoever reads them after a crash."""
 
     def write(self, state: MeterState) -> None:
         """Keep `state`; must not raise."""
@@ -69,7 +73,8 @@ class ActivityMeter:
     """Meters the activity of every nanosecond of one rank.
 
     A new state is built aside and put in place by one assignment, so that neither a signal nor another thread
-    ever sees half of a transition.
+    ever sees half of a transition. What has been done is kept in the sink at once; a mere change of activity is
+    left to whoever looks at `state` a few times a second, which makes it cheap.
 
     Args:
         start_ns: Where time begins, usually the creation of the process.
@@ -82,10 +87,10 @@ class ActivityMeter:
         self, start_ns: int, activity: Activity, now_ns: Callable[[], int], sink: StateSink | None = None
     ) -> None:
         self._now_ns = now_ns
-        self._sink = sink
         self.state = MeterState(start_ns, start_ns, int(activity), (0,) * len(Activity), Counters())
+        self._keep: Callable[[MeterState], None] | None = None
         if sink is not None:
-            sink.write(self.state)
+            self.keep_in(sink)
 
     @property
     def now_ns(self) -> Callable[[], int]:
@@ -94,8 +99,8 @@ class ActivityMeter:
 
     def keep_in(self, sink: StateSink) -> None:
         """From now on keep states in `sink` too."""
-        self._sink = sink
-        sink.write(self.state)
+        self._keep = sink.write
+        self._keep(self.state)
 
     def enter(self, activity: int) -> int:
         """Make `activity` the current one from this instant on.
@@ -108,9 +113,7 @@ class ActivityMeter:
         now = max(now, since)
         sums = list(totals)
         sums[left] += now - since
-        self.state = state = MeterState(start, now, activity, tuple(sums), counters)
-        if self._sink is not None:
-            self._sink.write(state)
+        self.state = _new(MeterState, (start, now, activity, tuple(sums), counters))
         return left
 
     def settle(self, ended_ns: int, activity: int, counters: Counters) -> None:
@@ -128,9 +131,9 @@ class ActivityMeter:
         sums = list(totals)
         sums[left] += ended_ns - since
         sums[_METERING] += now - ended_ns
-        self.state = state = MeterState(start, now, activity, tuple(sums), counters)
-        if self._sink is not None:
-            self._sink.write(state)
+        self.state = state = _new(MeterState, (start, now, activity, tuple(sums), counters))
+        if self._keep is not None:
+            self._keep(state)
 
     @contextmanager
     def span(self, activity: int) -> Iterator[None]:
@@ -140,6 +143,3 @@ class ActivityMeter:
             yield
         finally:
             self.enter(before)
-
-
-_METERING = int(Activity.METERING)

@@ -21,7 +21,8 @@ from costguard.records import Verdict
 from costguard.units import NS_PER_S
 
 BEAT_S = 0.25
-"""Time between signs of life in the page: the most that the hour of a sudden death can be off."""
+"""Time between looks at what is going on: the most that the hour of a sudden death, and what was done in it, can be
+off; what training has done is in the page at once."""
 LINE_EVERY_NS = 30 * NS_PER_S
 """Longest time without a line."""
 
@@ -92,7 +93,7 @@ class AttemptWriter:
             )
             return None
         self._meter.keep_in(page)
-        page.beat()
+        page.beat(self._meter.state)
         return page
 
     def _line(self, kind: str, *, sync: bool = False, **fields: Any) -> None:
@@ -183,7 +184,7 @@ class AttemptWriter:
     def _keep_fresh(self) -> None:
         while not self._stop.wait(BEAT_S):
             if self._page is not None:
-                self._page.beat()
+                self._page.beat(self._meter.state)
             if self._clock.now_ns() - self._last_line_ns >= LINE_EVERY_NS or self._price_changed():
                 self.settle()
 
@@ -204,10 +205,11 @@ def count(counters: Counters, step: int, tokens: int | None, padding: int | None
         padding: Padding beside them.
         samples: Samples in the batch.
     """
-    return Counters(
-        step,
-        counters.batches + 1,
-        counters.tokens if tokens is None else (counters.tokens or 0) + tokens,
-        counters.padding if padding is None else (counters.padding or 0) + padding,
-        counters.samples if samples is None else (counters.samples or 0) + samples,
-    )
+    _, batches, all_tokens, all_padding, all_samples = counters
+    if tokens is not None:
+        all_tokens = tokens if all_tokens is None else all_tokens + tokens
+    if padding is not None:
+        all_padding = padding if all_padding is None else all_padding + padding
+    if samples is not None:
+        all_samples = samples if all_samples is None else all_samples + samples
+    return tuple.__new__(Counters, (step, batches + 1, all_tokens, all_padding, all_samples))

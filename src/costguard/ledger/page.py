@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,16 +16,21 @@ _ALIVE = struct.Struct("<QQ")
 _ALIVE_AT = 64
 _WALL = struct.Struct("<q")
 _WALL_AT = 128
-_SLOTS_AT = (512, 2048)
+_STEP_SLOTS = (512, 1024)
+_BEAT_SLOTS = (2048, 2560)
 _UNKNOWN = -1
-_SLOT = struct.Struct(f"<QQQQqqqqq{len(Activity)}Q")
-_CRC = struct.Struct("<I")
-_SLOT_BYTES = _SLOT.size + _CRC.size
+_SLOT = struct.Struct(f"<QQQQqqqqq{len(Activity)}QQ")
+_SLOT_BYTES = _SLOT.size
+_pack = _SLOT.pack
 _MASK = (1 << 64) - 1
+_MIX = 0x9E3779B97F4A7C15
 
 
 class Page:
     """Writes states into two slots in turn, each with a checksum, so that one of them is always whole.
+
+    Training writes at each step (`write`), another thread a few times a second (`beat`); each has two slots of its
+    own, so that they need no lock.
 
     Args:
         memory: Shared mapping of `PAGE_BYTES` bytes.
@@ -37,34 +41,41 @@ class Page:
     def __init__(self, memory: PageMemory, now_ns: Callable[[], int], wall_offset_ns: int = 0) -> None:
         self._memory = memory
         self._now_ns = now_ns
-        self._sequence = 0
+        self._beats = _Slots(memory, _BEAT_SLOTS)
+        self.write = _Slots(memory, _STEP_SLOTS).write
         memory[_WALL_AT : _WALL_AT + _WALL.size] = _WALL.pack(wall_offset_ns)
         memory[0 : len(_MAGIC)] = _MAGIC
 
-    def write(self, state: MeterState) -> None:
-        """Put `state` into the slot that holds the older one."""
-        start, since, activity, totals, counters = state
-        step, batches, tokens, padding, samples = counters
-        self._sequence = sequence = self._sequence + 1
-        slot = _SLOT.pack(
-            sequence,
-            start,
-            since,
-            activity,
-            step,
-            batches,
-            _UNKNOWN if tokens is None else tokens,
-            _UNKNOWN if padding is None else padding,
-            _UNKNOWN if samples is None else samples,
-            *totals,
-        )
-        at = _SLOTS_AT[sequence & 1]
-        self._memory[at : at + _SLOT_BYTES] = slot + _CRC.pack(zlib.crc32(slot))
-
-    def beat(self) -> None:
-        """Note that the process is alive now; called by another thread than `write`."""
+    def beat(self, state: MeterState) -> None:
+        """Keep what is going on, and that the process is alive now; called by another thread than `write`."""
+        self._beats.write(state)
         now = self._now_ns()
         self._memory[_ALIVE_AT : _ALIVE_AT + _ALIVE.size] = _ALIVE.pack(now, now ^ _MASK)
+
+
+class _Slots:
+    """Two places that are written in turn by one thread."""
+
+    def __init__(self, memory: PageMemory, places: tuple[int, int]) -> None:
+        self._memory = memory
+        self._places = places
+        self._sequence = 0
+
+    def write(self, state: MeterState) -> None:
+        """Put `state` into the place that holds the older one."""
+        start, since, activity, totals, (step, batches, tokens, padding, samples) = state
+        self._sequence = sequence = self._sequence + 1
+        if tokens is None:
+            tokens = _UNKNOWN
+        if padding is None:
+            padding = _UNKNOWN
+        if samples is None:
+            samples = _UNKNOWN
+        # A plain sum, since the tables of a real checksum are never in the processor's cache after a training step.
+        check = (sequence * _MIX + since + step + 3 * (batches + 3 * (tokens + 3 * (padding + 3 * samples)))) & _MASK
+        slot = _pack(sequence, start, since, activity, step, batches, tokens, padding, samples, *totals, check)
+        at = self._places[sequence & 1]
+        self._memory[at : at + _SLOT_BYTES] = slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +99,12 @@ def read_page(data: bytes | memoryview) -> PageReading | None:
     raw = bytes(data)
     if len(raw) < PAGE_BYTES or raw[: len(_MAGIC)] != _MAGIC:
         return None
-    slots = [slot for at in _SLOTS_AT if (slot := _whole_slot(raw, at))]
+    slots = [slot for at in (*_STEP_SLOTS, *_BEAT_SLOTS) if (slot := _whole_slot(raw, at))]
     if not slots:
         return None
-    _, start, since, activity, step, batches, tokens, padding, samples, *totals = max(slots)
+    # The latest is the one whose activity began last; of two that began together, the one that has done more.
+    newest = max(slots, key=lambda slot: (slot[2], slot[5], slot[0]))
+    _, start, since, activity, step, batches, tokens, padding, samples, *totals = newest
     counters = Counters(step, batches, _known(tokens), _known(padding), _known(samples))
     state = MeterState(start, since, activity, tuple(totals), counters)
     alive, check = _ALIVE.unpack_from(raw, _ALIVE_AT)
@@ -100,12 +113,12 @@ def read_page(data: bytes | memoryview) -> PageReading | None:
 
 
 def _whole_slot(raw: bytes, at: int) -> tuple[int, ...] | None:
-    body, crc = raw[at : at + _SLOT.size], raw[at + _SLOT.size : at + _SLOT_BYTES]
-    if _CRC.unpack(crc)[0] != zlib.crc32(body):
-        return None
-    fields = _SLOT.unpack(body)
-    whole = fields[0] > 0 and fields[3] < len(Activity) and sum(fields[9:]) == fields[2] - fields[1]
-    return fields if whole else None
+    """The fields of a slot, `None` if it is torn or damaged: the check is for the counters, the sum for the totals."""
+    fields = _SLOT.unpack_from(raw, at)
+    sequence, start, since, activity, step, batches, tokens, padding, samples = fields[:9]
+    check = (sequence * _MIX + since + step + 3 * (batches + 3 * (tokens + 3 * (padding + 3 * samples)))) & _MASK
+    whole = sequence > 0 and activity < len(Activity) and sum(fields[9:-1]) == since - start and check == fields[-1]
+    return fields[:-1] if whole else None
 
 
 def _known(value: int) -> int | None:

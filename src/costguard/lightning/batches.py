@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ CountTokens = Callable[[Any], int | tuple[int, int]]
 
 _MOST = 1 << 48
 """More tokens than any batch has."""
+_PAIRS = (list, tuple)
 _TOKEN_DTYPES = frozenset({torch.int64, torch.int32})
 
 
@@ -43,17 +44,29 @@ class BatchCounter:
         self._count_tokens = count_tokens
         self._masks = DeviceSum()
         self.failed = False
+        self._plain = count_tokens is None
+        self._shape: torch.Size | None = None
+        self._dtype: torch.dtype | None = None
+        self._count = _NOTHING
 
     def count(self, batch: Any) -> BatchCount:
         """Count one micro-batch; never raises."""
+        first = batch[0] if type(batch) in _PAIRS and batch else batch
+        if type(first) is torch.Tensor and self._plain:
+            # Most batches look like the one before, and are counted alike.
+            shape, dtype = first.shape, first.dtype
+            if shape != self._shape or dtype is not self._dtype:
+                self._shape, self._dtype, self._count = shape, dtype, _tensor_count(first)
+            return self._count
+        return self._carefully(batch)
+
+    def _carefully(self, batch: Any) -> BatchCount:
         if self.failed:
             return BatchCount(samples=_samples(batch))
         try:
-            if self._count_tokens is not None:
-                return self._users_count(batch)
-            return self._shape_count(batch)
+            return self._shape_count(batch) if self._count_tokens is None else self._users_count(batch)
         except Exception as error:  # the batch and the function are the user's and may do anything
-            self.failed = True
+            self.failed, self._plain = True, False
             what = "count_tokens" if self._count_tokens else "the batch's shapes"
             warn(f"cannot count tokens ({what} raised {type(error).__name__}: {error}); they are unknown from now on.")
             return BatchCount(samples=_samples(batch))
@@ -73,22 +86,13 @@ class BatchCounter:
         return BatchCount(_whole(tokens), None if padding is None else _whole(padding), _samples(batch))
 
     def _shape_count(self, batch: Any) -> BatchCount:
+        if isinstance(batch, (list, tuple)):
+            return self._shape_count(batch[0]) if batch else _NOTHING
         if isinstance(batch, torch.Tensor):
-            return self._tensor_count(batch)
+            return _tensor_count(batch)
         if isinstance(batch, Mapping):
             return self._mapping_count(batch)
-        if isinstance(batch, Sequence) and batch and not isinstance(batch, (str, bytes)):
-            return self._shape_count(batch[0])
         return _NOTHING
-
-    @staticmethod
-    def _tensor_count(tensor: torch.Tensor) -> BatchCount:
-        shape = tensor.shape
-        if not shape:
-            return _NOTHING
-        if len(shape) == 2 and tensor.dtype in _TOKEN_DTYPES:
-            return BatchCount(shape[0] * shape[1], 0, shape[0])
-        return BatchCount(samples=shape[0])
 
     def _mapping_count(self, batch: Mapping[Any, Any]) -> BatchCount:
         ids = batch.get("input_ids")
@@ -108,6 +112,15 @@ class BatchCounter:
             return BatchCount(tokens, None, samples)
         self._masks.add(tokens - torch.count_nonzero(mask))
         return BatchCount(tokens, 0, samples)
+
+
+def _tensor_count(tensor: torch.Tensor) -> BatchCount:
+    shape = tensor.shape
+    if not shape:
+        return _NOTHING
+    if len(shape) == 2 and tensor.dtype in _TOKEN_DTYPES:
+        return BatchCount(shape[0] * shape[1], 0, shape[0])
+    return BatchCount(samples=shape[0])
 
 
 def _whole(number: Any) -> int:

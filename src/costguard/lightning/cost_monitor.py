@@ -16,7 +16,7 @@ except ImportError as missing:
     ) from missing
 
 from costguard.errors import config_error
-from costguard.ledger.activity import Counters
+from costguard.ledger.activity import ActivityMeter, Counters
 from costguard.ledger.attempt import count
 from costguard.ledger.devices import check_gpus
 from costguard.ledger.opening import check_run_id
@@ -27,7 +27,7 @@ from costguard.lightning.joining import make_run
 from costguard.lightning.progress import ProgressFields
 from costguard.lightning.rows import CostRows
 from costguard.lightning.run import STATE_KEY, Run, RunConfig
-from costguard.lightning.shield import shielded
+from costguard.lightning.shield import shielded, tell
 from costguard.lightning.wrapping import wrap_checkpoints
 from costguard.policies.gap import GAP_MODES, GapMode
 from costguard.policies.rows import RowCadence
@@ -148,6 +148,7 @@ class CostMonitor(Callback):
         self._bar = ProgressFields(self._said.book.currency)
         self._trainer: Trainer | None = None
         self._run: Run | None = None
+        self._meter: ActivityMeter | None = None
         self._rows: CostRows | None = None
         self._saves_are_done: Callable[[], None] = _nothing
         self._next_tick_ns = 0
@@ -248,7 +249,7 @@ class CostMonitor(Callback):
     def _leave(self) -> None:
         self._instances.put_back()
         private.restore_hooks(self)
-        self._rows = self._trainer = self._in_flight = None
+        self._rows = self._trainer = self._meter = self._in_flight = None
         if self._run is not None:
             self._run.meter.enter(_METERING)
             if self._run.is_open:
@@ -280,6 +281,7 @@ class CostMonitor(Callback):
         run.meter.enter(Activity.METERING)
         loaded, self._loaded = self._loaded, None
         run.begin_training(trainer, loaded)
+        self._meter = run.meter
         run.meter.enter(Activity.DATA_WAIT)
 
     def _open(self) -> Run:
@@ -294,30 +296,34 @@ class CostMonitor(Callback):
 
     # -- each batch -------------------------------------------------------------------------------------------
 
-    @shielded
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Waiting for data is over."""
-        self._in_flight = batch
-        self._run.meter.enter(_TRAIN)  # type: ignore[union-attr]
+        meter = self._meter
+        if meter is not None:
+            self._in_flight = batch
+            meter.enter(_TRAIN)
 
-    @shielded
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """A micro-batch is done: count it."""
-        meter = self._run.meter  # type: ignore[union-attr]
+        meter = self._meter
+        if meter is None:
+            return
         now = meter.now_ns()
-        self._last_work_ns = now
-        counters = meter.state.counters
-        if self._in_flight is not None:
-            self._in_flight = None
-            counters = self._counted(counters, trainer.global_step, batch)
-        meter.settle(now, _DATA_WAIT, counters)
-        if now >= self._next_tick_ns:
-            self._next_tick_ns = now + NS_PER_S
-            meter.enter(_METERING)
-            self._tick(trainer)
-            meter.enter(_DATA_WAIT)
+        try:
+            counters = meter.state.counters
+            if self._in_flight is not None:
+                self._in_flight = None
+                counters = self._counted(counters, trainer.global_step, batch)
+            meter.settle(now, _DATA_WAIT, counters)
+            self._last_work_ns = now
+            if now >= self._next_tick_ns:
+                self._next_tick_ns = now + NS_PER_S
+                with meter.span(_METERING):
+                    self._tick(trainer)
+        except Exception as error:  # as `shielded` does, without its cost at each batch
+            tell("on_train_batch_end", error)
 
     def _counted(self, counters: Counters, step: int, batch: Any) -> Counters:
         counted = count(counters, step, *self._counter.count(batch))

@@ -33,8 +33,8 @@ class CostRows:
         self._cadence = cadence
         self._inject = inject
         self._last_ns: dict[int, int] = {}
+        self._quiet_until_ns: dict[int, int] = {}
         self.users_rows = 0
-        self.alarm = False
 
     def wrap(self, instances: Instances, logger: Any) -> None:
         """Meter a logger's own methods and add costs to its rows."""
@@ -55,24 +55,33 @@ class CostRows:
         return call
 
     def _with_costs(self, logger: Any, original: Method) -> Method:
-        meter, key = self._meter, id(logger)
+        meter, enter, key = self._meter, self._meter.enter, id(logger)
 
         def log_metrics(metrics: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> Any:
-            before = meter.enter(_LOGGING)
+            before = enter(_LOGGING)
             try:
                 self.users_rows += 1
                 now = meter.state.since_ns
-                if self._inject and self._cadence.due(self._last_ns.get(key), now, alarm=self.alarm):
-                    self._last_ns[key] = now
-                    meter.enter(_METERING)
-                    # The user's own value of a name stays.
-                    metrics = {**self._safe_costs(), **metrics}
-                    meter.enter(_LOGGING)
+                if now >= self._quiet_until_ns.get(key, 0) and self._inject:
+                    metrics = self._with(metrics, key, now)
                 return original(metrics, step=step, **kwargs)
             finally:
-                meter.enter(before)
+                enter(before)
 
         return log_metrics
+
+    def _with(self, metrics: Mapping[str, Any], key: int, now_ns: int) -> Mapping[str, Any]:
+        if not self._cadence.due(self._last_ns.get(key), now_ns):
+            return metrics
+        self._noted(key, now_ns)
+        with self._meter.span(_METERING):
+            # The user's own value of a name stays.
+            return {**self._safe_costs(), **metrics}
+
+    def _noted(self, key: int, now_ns: int) -> None:
+        self._last_ns[key] = now_ns
+        # Rows before then need not even ask.
+        self._quiet_until_ns[key] = now_ns + self._cadence.every_ns
 
     def _safe_costs(self) -> Mapping[str, float]:
         with metering():
@@ -84,7 +93,7 @@ class CostRows:
         now = self._meter.now_ns()
         for logger in loggers:
             if self._cadence.due(self._last_ns.get(id(logger)), now):
-                self._last_ns[id(logger)] = now
+                self._noted(id(logger), now)
                 self._row(logger, step)
 
     def closing_row(self, loggers: list[Any], step: int, last_work_ns: int) -> None:
@@ -101,7 +110,7 @@ class CostRows:
             last = self._last_ns.get(id(logger))
             if last is not None and last >= last_work_ns:
                 continue
-            self._last_ns[id(logger)] = self._meter.now_ns()
+            self._noted(id(logger), self._meter.now_ns())
             if any(base.__name__ == "WandbLogger" for base in type(logger).__mro__):
                 with metering():
                     logger.experiment.summary.update(dict(self._safe_costs()))

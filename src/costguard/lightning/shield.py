@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from costguard.errors import ConfigError, warn
 
@@ -21,7 +21,7 @@ def metering() -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:
-        _tell("metering", error)
+        tell("metering", error)
 
 
 def shielded(hook: Callable[_P, _T]) -> Callable[_P, _T | None]:
@@ -34,12 +34,13 @@ def shielded(hook: Callable[_P, _T]) -> Callable[_P, _T | None]:
         except ConfigError:
             raise
         except Exception as error:
-            _tell(hook.__name__, error)
+            tell(hook.__name__, error)
             return None
 
     return call
 
 
-def _tell(where: str, error: Any) -> None:
+def tell(where: str, error: Exception) -> None:
+    """Warn of a failure of our own."""
     # Python shows a warning of one text and place once, so a hook that fails at each batch does not flood.
     warn(f"{where} failed ({type(error).__name__}: {error}); training goes on without what it would have metered.")
