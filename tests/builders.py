@@ -203,7 +203,8 @@ class Attempt:
 
     def die(self) -> None:
         """End as by `kill -9`: the page holds this instant, the segment gets nothing more."""
-        self.meter.enter(self.meter.state.activity)
+        state = self.meter.state
+        self.meter.settle(self.clock.now_ns(), state.activity, state.counters)
         self.files.dead = True
         self.writer.close(None, 0)
 

@@ -255,7 +255,8 @@ class CostMonitor(Callback):
             if self._run.is_open:
                 self._saves_are_done()
                 self._run.writer.rest()
-            self._run.meter.enter(Activity.IDLE)
+            meter = self._run.meter
+            meter.settle(meter.now_ns(), int(Activity.IDLE), meter.state.counters)
 
     # -- from here on the run is known ------------------------------------------------------------------------
 
