@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.trainer import call
 
@@ -61,12 +60,10 @@ def test_a_subclass_keeps_the_hooks_it_overrides() -> None:
 @pytest.mark.filterwarnings("ignore:The .* does not have many workers")
 @pytest.mark.filterwarnings("ignore:.* is less than or equal to the number")
 def test_rows_of_our_own_stand_at_lightnings_step(tmp_path: Path) -> None:
-    """The step under which Lightning logs is an integer of the private counter, and matmuls run in the asked dtype."""
+    """The step under which Lightning logs is an integer of the private counter."""
     trainer = quiet_trainer(tmp_path, monitor(), max_steps=3)
     trainer.fit(Tiny(), loader(5), loader(1))
     assert private.logging_step(trainer) == trainer.fit_loop.epoch_loop._batches_that_stepped == 3
-    assert private.matmul_dtype(trainer) is torch.float32
-    assert private.matmul_dtype(quiet_trainer(tmp_path, precision="bf16-mixed")) is torch.bfloat16
     assert not private.is_restored_after_setup(trainer)
 
 

@@ -72,7 +72,9 @@ class _Slots:
         if samples is None:
             samples = _UNKNOWN
         # A plain sum, since the tables of a real checksum are never in the processor's cache after a training step.
-        check = (sequence * _MIX + since + step + 3 * (batches + 3 * (tokens + 3 * (padding + 3 * samples)))) & _MASK
+        check = (
+            sequence * _MIX + since + activity + 3 * step + 9 * (batches + 3 * (tokens + 3 * (padding + 3 * samples)))
+        ) & _MASK
         slot = _pack(sequence, start, since, activity, step, batches, tokens, padding, samples, *totals, check)
         at = self._places[sequence & 1]
         self._memory[at : at + _SLOT_BYTES] = slot
@@ -116,7 +118,9 @@ def _whole_slot(raw: bytes, at: int) -> tuple[int, ...] | None:
     """The fields of a slot, `None` if it is torn or damaged: the check is for the counters, the sum for the totals."""
     fields = _SLOT.unpack_from(raw, at)
     sequence, start, since, activity, step, batches, tokens, padding, samples = fields[:9]
-    check = (sequence * _MIX + since + step + 3 * (batches + 3 * (tokens + 3 * (padding + 3 * samples)))) & _MASK
+    check = (
+        sequence * _MIX + since + activity + 3 * step + 9 * (batches + 3 * (tokens + 3 * (padding + 3 * samples)))
+    ) & _MASK
     whole = sequence > 0 and activity < len(Activity) and sum(fields[9:-1]) == since - start and check == fields[-1]
     return fields[:-1] if whole else None
 

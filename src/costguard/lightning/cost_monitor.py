@@ -91,8 +91,8 @@ class CostMonitor(Callback):
         gap: Whether the time between two attempts is billed: `auto` (only if the machine provably stayed yours),
             `held` (always) or `released` (never).
         count_tokens: Your own function from a batch to its tokens, or to tokens and padding.
-        peak_flops_per_s: Peak FLOP/s of one device for the dtype of your matrix products, to compute MFU against; on
-            a CPU it is measured.
+        peak_flops_per_s: Peak FLOP/s of one device for the dtype of your matrix products, to compute MFU against; by
+            default from the table of NVIDIA cards, on a CPU measured.
         log_every_s: Shortest time between two logger rows that take costs, seconds, at least 0.
         progress_bar: Whether spend and MFU are shown in the progress bar.
 
@@ -267,7 +267,7 @@ class CostMonitor(Callback):
         run.count_parameters(pl_module)
         if not private.is_restored_after_setup(trainer):
             run.open_new()
-        run.measure_peak(trainer, self._said.peak_flops_per_s)
+        run.find_peak(trainer, self._said.peak_flops_per_s)
         run.meter.enter(Activity.STARTUP)
 
     @shielded

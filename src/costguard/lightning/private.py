@@ -7,7 +7,6 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, Trainer
 
 PER_BATCH_HOOKS = (
@@ -65,10 +64,3 @@ def logging_step(trainer: Trainer) -> int:
 def is_restored_after_setup(trainer: Trainer) -> bool:
     """Whether the strategy reads checkpoints only after it has set the model up (FSDP does)."""
     return bool(getattr(trainer.strategy, "restore_checkpoint_after_setup", True))
-
-
-def matmul_dtype(trainer: Trainer) -> torch.dtype:
-    """The torch dtype of the training's matrix products on a CPU."""
-    names = {"bf16": torch.bfloat16, "16": torch.float16, "64": torch.float64}
-    precision = str(trainer.precision).partition("-")[0]
-    return names.get(precision, torch.float32)

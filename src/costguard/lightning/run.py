@@ -13,7 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from costguard.clock import Clock, SystemClock, process_start_ns
 from costguard.errors import warn
-from costguard.hardware.matmul import MeasuredPeak, measure_matmul
+from costguard.hardware.peaks import Peak
 from costguard.ledger.activity import ActivityMeter
 from costguard.ledger.allocation import Allocation
 from costguard.ledger.attempt import AttemptWriter
@@ -28,7 +28,7 @@ from costguard.ledger.page import read_page
 from costguard.ledger.places import read_folder
 from costguard.ledger.process_time import PROCESS
 from costguard.lightning.membership import MIRROR_PATIENCE_S, Broadcast, Membership
-from costguard.lightning.private import matmul_dtype
+from costguard.lightning.peak import device_peak
 from costguard.policies.gap import GapMode
 from costguard.prices import PriceBook
 from costguard.records import Activity
@@ -108,7 +108,7 @@ class Run:
         self._writer: AttemptWriter | None = None
         self._reason: str | None = None
         self._parameters = 0
-        self._peak: MeasuredPeak | None = None
+        self._peak: Peak | None = None
         start_ns, activity = PROCESS.take(self)
         self.meter = ActivityMeter(start_ns, activity, self._clock.now_ns)
 
@@ -240,12 +240,10 @@ class Run:
         seen = {id(p): p.numel() for p in module.parameters() if not isinstance(p, UninitializedParameter)}
         self._parameters = max(self._parameters, sum(seen.values()))
 
-    def measure_peak(self, trainer: Trainer, given: float | None) -> None:
-        """Take the user's peak, on a CPU measure one; unknown elsewhere."""
-        if given is not None:
-            self._peak = MeasuredPeak(given, "given: peak_flops_per_s")
-        elif self._peak is None and trainer.strategy.root_device.type == "cpu":
-            self._peak = measure_matmul(trainer.strategy.root_device, matmul_dtype(trainer))
+    def find_peak(self, trainer: Trainer, given: float | None) -> None:
+        """Find the device's peak, once a process."""
+        if self._peak is None:
+            self._peak = device_peak(trainer, given)
 
     def begin_training(self, trainer: Trainer, word: Mapping[str, Any] | None) -> None:
         """Say what training goes on from, record the model's size and peak, and sum up what was before.
@@ -263,7 +261,8 @@ class Run:
         if self._parameters:
             self.writer.fact("model", parameters=self._parameters)
         if self._peak is not None:
-            self.writer.fact("peak", flops_per_s=self._peak.flops_per_s, source=self._peak.source)
+            peak = self._peak
+            self.writer.fact("peak", flops_per_s=peak.flops_per_s, source=peak.source, reason=peak.reason)
         if self.live is not None:
             self.begin_live()
             self.live.planned_steps = trainer.max_steps if trainer.max_steps > 0 else None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from costguard.errors import config_error
@@ -75,7 +76,7 @@ class Price:
     @property
     def exact(self) -> Fraction:
         """The amount as an exact rational."""
-        return Fraction(parse_money(self.amount))
+        return _exact(self.amount)
 
     @property
     def interval_ns(self) -> tuple[int | None, int | None]:
@@ -113,6 +114,12 @@ class Price:
         )
 
 
+@lru_cache(maxsize=1024)
+def _exact(amount: Money) -> Fraction:
+    return Fraction(parse_money(amount))
+
+
+@lru_cache(maxsize=1024)
 def _instant_ns(option: str, text: str | None) -> int | None:
     if text is None:
         return None

@@ -200,8 +200,9 @@ def _flops(account: RunAccount) -> dict[str, Any]:
 
 
 def _mfu(account: RunAccount, flops: int | None, activities: Mapping[str, int]) -> dict[str, Any]:
+    found = [r.facts["peak"] for r in account.ranks if "peak" in r.facts]
     # The quickest of the measured peaks: other work on the machine only ever lowers one.
-    peaks = [r.facts["peak"] for r in account.ranks if "peak" in r.facts]
+    peaks = [p for p in found if p["flops_per_s"] is not None]
     best = max(peaks, key=lambda p: float(p["flops_per_s"])) if peaks else None
     peak = best["flops_per_s"] if best else None
 
@@ -213,6 +214,7 @@ def _mfu(account: RunAccount, flops: int | None, activities: Mapping[str, int]) 
         "billed": over(account.elapsed_device_ns),
         "peak_flops_per_s": peak,
         "peak_source": best["source"] if best else None,
+        "reason": found[-1].get("reason") if found else None,
     }
 
 

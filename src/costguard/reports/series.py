@@ -100,7 +100,7 @@ def _thin(count: int) -> list[int]:
 
 
 def _peak(account: RunAccount) -> float | None:
-    peaks = [float(r.facts["peak"]["flops_per_s"]) for r in account.ranks if "peak" in r.facts]
+    peaks = [float(r.facts["peak"]["flops_per_s"]) for r in account.ranks if r.facts.get("peak", {}).get("flops_per_s")]
     return max(peaks) if peaks else None
 
 

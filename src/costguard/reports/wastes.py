@@ -109,6 +109,8 @@ def _flops_row(flops: Mapping[str, Any]) -> tuple[str, str, str]:
 
 def _mfu_row(mfu: Mapping[str, Any], flops: Mapping[str, Any]) -> tuple[str, str, str]:
     if mfu["step"] is None:
-        missing = "the device's peak: pass peak_flops_per_s" if mfu["peak_flops_per_s"] is None else "FLOPs"
+        why = mfu["reason"] or "pass peak_flops_per_s"
+        missing = f"the device's peak: {why}" if mfu["peak_flops_per_s"] is None else "FLOPs"
         return "MFU", "unknown", f"needs {missing}"
-    return "MFU", "estimated", f"6ND over device time x peak; peak {mfu['peak_source']}"
+    how = f" ({mfu['reason']})" if mfu["reason"] else ""
+    return "MFU", "estimated", f"6ND over device time x peak; peak {mfu['peak_source']}{how}"
