@@ -23,7 +23,7 @@ from costguard.units import NS_PER_S
 BEAT_S = 0.25
 """Time between looks at what is going on: the most that the hour of a sudden death, and what was done in it, can be
 off; what training has done is in the page at once."""
-LINE_EVERY_NS = 30 * NS_PER_S
+LINE_EVERY_NS = 29 * NS_PER_S
 """Longest time without a line."""
 
 
