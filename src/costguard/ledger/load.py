@@ -27,7 +27,11 @@ def load_run(path: str) -> tuple[str, RunAccount]:
     if not os.path.isdir(path):
         what = "is a file, not a folder" if os.path.exists(path) else "does not exist"
         raise RunNotFoundError(f"{path!r} {what}; give the folder that you trained in, or the run's own folder.")
-    folder = only_run(path, find_runs(path))
+    runs = find_runs(path)
+    if len(runs) > 1:
+        # An attempt that turned out to belong to another run has left its first folder behind, and nothing in it.
+        runs = [run for run in runs if read_folder(run).ranks] or runs
+    folder = only_run(path, runs)
     account = read_folder(folder)
     check_readable(folder, account)
     return folder, account
