@@ -6,6 +6,7 @@ import socket
 import warnings
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from builders import Journal
@@ -89,6 +90,10 @@ def test_a_mirror_that_is_away_costs_a_warning(tmp_path: Path, url: str, monkeyp
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setattr(run_module, "MIRROR_PATIENCE_S", 2.0)
-    found = fit(tmp_path, run_id="r", dir=url)
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    try:
+        found = fit(tmp_path, run_id="r", dir=url)
+    finally:
+        fsspec.get_filesystem_class("s3").clear_instance_cache()
     assert any("mirror" in text for text in found)
     assert receipt_of(tmp_path)["run"]["attempts"][0]["last_step"] == 4

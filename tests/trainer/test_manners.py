@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import torch
 from lightning.pytorch.loggers import Logger
@@ -199,6 +200,7 @@ def test_a_store_with_a_host_name_has_the_journal_when_the_process_has_ended(
         }.items():
             monkeypatch.setenv(name, value)
         boto3.client("s3").create_bucket(Bucket="bucket")
+        fsspec.get_filesystem_class("s3").clear_instance_cache()  # another test may have had another endpoint
         code = SHORT.format(tests=str(TESTS), folder=str(tmp_path / "out"))
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
@@ -206,4 +208,5 @@ def test_a_store_with_a_host_name_has_the_journal_when_the_process_has_ended(
         (attempt,) = load_receipt("s3://bucket/runs").data["run"]["attempts"]
         assert attempt["last_step"] == 5
     finally:
+        fsspec.get_filesystem_class("s3").clear_instance_cache()
         server.stop()

@@ -8,6 +8,7 @@ from operator import index
 from typing import Literal, get_args
 
 from costguard.errors import config_error
+from costguard.units import NS_PER_S
 
 
 def six_nd(parameters: int, tokens: int) -> int:
@@ -32,6 +33,21 @@ def six_nd(parameters: int, tokens: int) -> int:
         90144768
     """
     return 6 * parameters * tokens
+
+
+def utilization(flops: int, device_ns: int, peak_flops_per_s: float) -> float:
+    """The share of what devices could have done that was model FLOPs: MFU of a stretch of device time.
+
+    Args:
+        flops: Model FLOPs done, over all devices.
+        device_ns: Device time in nanoseconds, summed over devices, > 0.
+        peak_flops_per_s: Peak FLOP/s of one device, > 0.
+
+    Example:
+        >>> utilization(500, 10**9, 1000.0)
+        0.5
+    """
+    return flops / (device_ns / NS_PER_S * peak_flops_per_s)
 
 
 Convention = Literal["6nd", "full_attention", "causal"]

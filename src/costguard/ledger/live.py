@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from costguard.flops import six_nd
+from costguard.flops import six_nd, utilization
 from costguard.ledger.account import RunAccount
 from costguard.ledger.activity import MeterState
 from costguard.ledger.devices import Paid
@@ -19,7 +19,7 @@ from costguard.ledger.lineage import kept_work
 from costguard.ledger.page import PageReading, read_page
 from costguard.prices import PriceBook
 from costguard.records import Activity
-from costguard.units import NS_PER_HOUR, NS_PER_S
+from costguard.units import NS_PER_HOUR
 
 _USEFUL = (int(Activity.TRAIN), int(Activity.VALIDATION))
 
@@ -201,7 +201,7 @@ class LiveAttempt:
     def _mfu(self, tokens: int | None, train_ns: int) -> float | None:
         if not tokens or not train_ns or self.parameters is None or self.peak_flops_per_s is None:
             return None
-        return six_nd(self.parameters, tokens) / (train_ns / NS_PER_S * self.peak_flops_per_s)
+        return utilization(six_nd(self.parameters, tokens), train_ns, self.peak_flops_per_s)
 
     def _forecast(self, spend: Fraction | None, tokens: int | None, step: int) -> Fraction | None:
         if self._planned_tokens and tokens is not None:

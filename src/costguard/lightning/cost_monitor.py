@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 try:
@@ -15,62 +15,27 @@ except ImportError as missing:
         "or use it where your training already runs. Reading reports needs neither."
     ) from missing
 
-from costguard.errors import config_error
 from costguard.ledger.activity import ActivityMeter, Counters
 from costguard.ledger.attempt import count
-from costguard.ledger.devices import check_gpus
-from costguard.ledger.opening import check_run_id
 from costguard.lightning import private
 from costguard.lightning.batches import BatchCounter, CountTokens
 from costguard.lightning.instances import Instances
 from costguard.lightning.joining import make_run
 from costguard.lightning.progress import ProgressFields
 from costguard.lightning.rows import CostRows
-from costguard.lightning.run import STATE_KEY, Run, RunConfig
+from costguard.lightning.run import STATE_KEY, Run
+from costguard.lightning.settings import Settings
 from costguard.lightning.shield import shielded, tell
 from costguard.lightning.wrapping import wrap_checkpoints
-from costguard.policies.gap import GAP_MODES, GapMode
-from costguard.policies.rows import RowCadence
+from costguard.policies.gap import GapMode
 from costguard.prices import PriceBook
 from costguard.records import Activity
-from costguard.units import NS_PER_S, Money
+from costguard.units import NS_PER_S
 
 _TRAIN = int(Activity.TRAIN)
 _DATA_WAIT = int(Activity.DATA_WAIT)
 _METERING = int(Activity.METERING)
 _STATE_VERSION = 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Said:
-    """What the user said, in order."""
-
-    book: PriceBook
-    gpus: int | None
-    planned_tokens: int | None
-    tags: Mapping[str, str]
-    run_id: str | None
-    dir: str | None
-    gap: GapMode
-    count_tokens: CountTokens | None
-    peak_flops_per_s: float | None
-    cadence: RowCadence
-    progress_bar: bool
-
-    def config(self, trainer: Trainer) -> RunConfig:
-        """The part that is the run's; a URL in place of a folder means a mirror of a local journal."""
-        place = self.dir or trainer.default_root_dir
-        remote, local = "://" in place, "." if "://" in trainer.default_root_dir else trainer.default_root_dir
-        return RunConfig(
-            book=self.book,
-            gpus=self.gpus,
-            planned_tokens=self.planned_tokens,
-            tags=self.tags,
-            run_id=self.run_id,
-            root=os.path.abspath(local if remote else place),
-            mirror=place.rstrip("/") if remote else None,
-            gap=self.gap,
-        )
 
 
 class CostMonitor(Callback):
@@ -116,27 +81,19 @@ class CostMonitor(Callback):
         log_every_s: float = 1.0,
         progress_bar: bool = True,
     ) -> None:
-        book = _book(usd_per_gpu_hour, usd_per_hour, prices)
-        check_gpus("CostMonitor", gpus)
-        _check_positive("planned_tokens", planned_tokens, "a count of tokens such as 20e9")
-        _check_positive("peak_flops_per_s", peak_flops_per_s, "FLOP/s of one device such as 989.4e12")
-        if not log_every_s >= 0:
-            raise config_error(f"CostMonitor(log_every_s={log_every_s!r}): expected seconds of at least 0, such as 1.")
-        if gap not in GAP_MODES:
-            raise config_error(f"CostMonitor(gap={gap!r}): expected one of {', '.join(GAP_MODES)}.")
-        if run_id is not None:
-            check_run_id(f"CostMonitor(run_id={run_id!r})", run_id)
-        self._said = _Said(
-            book=book,
+        self._said = Settings.checked(
+            usd_per_gpu_hour=usd_per_gpu_hour,
+            usd_per_hour=usd_per_hour,
+            prices=prices,
             gpus=gpus,
-            planned_tokens=None if planned_tokens is None else round(planned_tokens),
-            tags={str(k): str(v) for k, v in (tags or {}).items()},
+            planned_tokens=planned_tokens,
+            tags=tags,
             run_id=run_id,
             dir=dir,
             gap=gap,
             count_tokens=count_tokens,
             peak_flops_per_s=peak_flops_per_s,
-            cadence=RowCadence(every_ns=round(log_every_s * NS_PER_S)),
+            log_every_s=log_every_s,
             progress_bar=progress_bar,
         )
         self._begin()
@@ -419,19 +376,3 @@ class CostMonitor(Callback):
 
 def _nothing() -> None:
     """No save has been wrapped yet."""
-
-
-def _book(usd_per_gpu_hour: Money | None, usd_per_hour: Money | None, prices: PriceBook | None) -> PriceBook:
-    short = PriceBook.for_run("CostMonitor", usd_per_gpu_hour, usd_per_hour)
-    if prices is not None and short.prices:
-        raise config_error(
-            "CostMonitor(prices=..., usd_per_...=...): two sources of one price; give the price book or the short form."
-        )
-    return prices or short
-
-
-def _check_positive(option: str, value: float | None, expected: str) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-        raise config_error(f"CostMonitor({option}={value!r}): expected {expected}.")

@@ -192,6 +192,22 @@ class PriceBook:
         for begin, end in self._intervals(start_ns, end_ns):
             yield Rate(begin, end, self._per_device_ns(begin, paid_devices))
 
+    def device_money(self, start_ns: int, end_ns: int, devices: int, paid_devices: int) -> Fraction | None:
+        """Exact money for holding devices between two instants, `None` if some of that time has no price.
+
+        Args:
+            start_ns: Wall clock, nanoseconds since the epoch.
+            end_ns: Wall clock, not before `start_ns`.
+            devices: Devices held.
+            paid_devices: Devices that share the allocation's price, at least 1.
+        """
+        total = Fraction(0)
+        for rate in self.device_rates(start_ns, end_ns, paid_devices):
+            if rate.per_unit is None:
+                return None
+            total += rate.per_unit * (rate.end_ns - rate.start_ns) * devices
+        return total
+
     def unit_price(self, unit: str, wall_ns: int) -> Fraction | None:
         """Exact money per `unit` at an instant, `None` where no price is known."""
         price = self._price(unit, wall_ns)

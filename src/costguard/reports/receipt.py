@@ -13,11 +13,12 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from costguard.flops import six_nd
+from costguard.flops import six_nd, utilization
 from costguard.ledger.account import RankAccount, RunAccount
 from costguard.ledger.ledger import DEVICE, Spend, ledger_of, outcome_spend, price_ledger
 from costguard.ledger.lineage import steps_done
 from costguard.ledger.load import load_run
+from costguard.prices import PriceBook
 from costguard.reports.series import series_of
 from costguard.reports.wastes import ADD_PRICE, provenance_of, wastes_of
 from costguard.units import NS_PER_HOUR, NS_PER_S, plain, round_money, round_shares
@@ -207,7 +208,7 @@ def _mfu(account: RunAccount, flops: int | None, activities: Mapping[str, int]) 
     peak = best["flops_per_s"] if best else None
 
     def over(ns: int) -> float | None:
-        return flops / (ns / NS_PER_S * peak) if flops and ns and peak else None
+        return utilization(flops, ns, peak) if flops and ns and peak else None
 
     return {
         "step": over(activities.get("train", 0)),
@@ -278,33 +279,29 @@ def _released_s(account: RunAccount) -> float:
 
 
 def _released(account: RunAccount, currency: str) -> dict[str, Any]:
-    money: Fraction | None = Fraction(0)
     ranks = {r.seat: r for r in account.ranks}
+    amounts = []
     for gap in account.gaps:
-        if gap.billed or not gap.ns:
-            continue
-        rank = ranks[gap.earlier]
-        book = account.books.get(gap.earlier.attempt)
-        rates = list(book.device_rates(rank.end_wall_ns, rank.end_wall_ns + gap.ns, rank.paid_devices)) if book else []
-        if money is None or not rates or any(r.per_unit is None for r in rates):
-            money = None
-            continue
-        money += sum(((r.per_unit or 0) * (r.end_ns - r.start_ns) for r in rates), Fraction(0)) * gap.devices
-    held = plain(round_money(money)) if money else None
+        if not gap.billed and gap.ns:
+            rank = ranks[gap.earlier]
+            book, start = account.books.get(gap.earlier.attempt, PriceBook()), rank.end_wall_ns
+            amounts.append(book.device_money(start, start + gap.ns, gap.devices, rank.paid_devices))
+    known = [a for a in amounts if a is not None]
+    held = plain(round_money(sum(known, Fraction(0)))) if known and len(known) == len(amounts) else None
     return {"seconds": _released_s(account), "money_if_held": held}
 
 
 def _checkpoints(account: RunAccount) -> list[dict[str, Any]]:
     rows = []
     for rank in account.ranks:
-        book = account.books.get(rank.seat.attempt)
+        book = account.books.get(rank.seat.attempt, PriceBook())
         for event in rank.events:
             if event["k"] != "saved":
                 continue
             wall = event["t"] - rank.start_ns + rank.wall_ns
-            rates = list(book.device_rates(wall, wall + 1, rank.paid_devices)) if book else []
-            rate = rates[0].per_unit if rates else None
             blocked = event["blocked_ns"]
+            # All paid devices stand still while a checkpoint is written.
+            money = book.device_money(wall - blocked, wall, rank.paid_devices, rank.paid_devices)
             rows.append(
                 {
                     "path": event["path"],
@@ -313,7 +310,7 @@ def _checkpoints(account: RunAccount) -> list[dict[str, Any]]:
                     "bytes": event["bytes"],
                     "at": _instant(wall),
                     "blocked_s": blocked / NS_PER_S,
-                    "money": None if rate is None else plain(round_money(rate * blocked * rank.paid_devices)),
+                    "money": None if money is None else plain(round_money(money)),
                 }
             )
     return rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
-from costguard.flops import six_nd
+from costguard.flops import six_nd, utilization
 from costguard.ledger.account import RankAccount, RunAccount
 from costguard.prices import PriceBook
 from costguard.units import NS_PER_S, plain, round_money
@@ -77,8 +77,7 @@ class _Point:
 
 def _held(rank: RankAccount, ns: int, devices: int, book: PriceBook, start: int | None = None) -> Fraction | None:
     start = rank.end_wall_ns if start is None else start
-    rates = list(book.device_rates(start, start + ns, rank.paid_devices))
-    return _sum([None if r.per_unit is None else r.per_unit * (r.end_ns - r.start_ns) * devices for r in rates])
+    return book.device_money(start, start + ns, devices, rank.paid_devices)
 
 
 def _sum(amounts: list[Fraction | None]) -> Fraction | None:
@@ -118,7 +117,7 @@ def _row(
         if earlier[4] != attempt or train_ns - earlier[3] >= NS_PER_S:
             same = earlier[4] == attempt
             if same and parameters and peak and tokens > earlier[0]:
-                mfu = six_nd(parameters, tokens - earlier[0]) / ((train_ns - earlier[3]) / NS_PER_S * peak)
+                mfu = utilization(six_nd(parameters, tokens - earlier[0]), train_ns - earlier[3], peak)
             break
     return {
         "tokens": tokens if known else None,
