@@ -18,7 +18,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from costguard import CostMonitor, load_receipt
+from costguard import CostMonitor
 
 Batch = tuple[Tensor, Tensor]
 VOCAB = 256  # tokens are bytes: no tokenizer to train or ship
@@ -137,7 +137,7 @@ class StdlibText(LightningDataModule):
 
 
 def main() -> None:
-    """Trains, and however the training ends, prints the receipt and writes report.html."""
+    """Trains; however that ends, costguard prints the receipt and writes report.html when the process does."""
     parser = argparse.ArgumentParser(description="Train a small GPT and say what it cost.")
     parser.add_argument("--out", default="runs/demo", help="folder of the run (default: %(default)s)")
     parser.add_argument("--max-steps", type=int, default=300, help="optimizer steps in all (default: %(default)s)")
@@ -146,23 +146,20 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=1)
     args = parser.parse_args()
     out, last = args.out, os.path.join(args.out, "checkpoints", "last.ckpt")
-    if args.resume and not os.path.isfile(last):
-        parser.exit(2, f"train_gpt.py: cannot resume: there is no {last}; run it once without --resume\n")
+    if args.resume != os.path.isfile(last):
+        problem = f"there is no {last}; run it once without --resume"
+        found = f"{out} holds a run; go on with --resume, or give another --out"
+        parser.exit(2, f"train_gpt.py: {problem if args.resume else found}\n")
     seed_everything(0, verbose=False)
     data = StdlibText()
     planned = args.max_steps * data.batch_size * data.context * args.devices
-    cost = CostMonitor(usd_per_gpu_hour="2.49", planned_tokens=planned, tags={"project": "demo"})
+    page = os.path.join(out, "report.html")  # written when the process ends, also after Ctrl-C
+    cost = CostMonitor(usd_per_gpu_hour="2.49", planned_tokens=planned, tags={"project": "demo"}, report_html=page)
     checkpoint = ModelCheckpoint(os.path.dirname(last), every_n_train_steps=50, save_last=True, save_top_k=1)
     where: Any = {"accelerator": args.accelerator, "devices": args.devices, "default_root_dir": out}
     logs: Any = {"logger": CSVLogger(out), "log_every_n_steps": 10, "val_check_interval": 100}
     trainer = Trainer(max_steps=args.max_steps, callbacks=[cost, checkpoint], **where, **logs)
-    try:
-        trainer.fit(GPT(), data, ckpt_path=last if args.resume else None)
-    finally:  # Lightning turns Ctrl-C into SystemExit: what was spent until then is still worth a receipt
-        if trainer.is_global_zero:
-            receipt = load_receipt(out)
-            print(receipt.text())
-            receipt.write_html(os.path.join(out, "report.html"))
+    trainer.fit(GPT(), data, ckpt_path=last if args.resume else None)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import pytest
 from builders import Journal
 from costguard.cli.main import main
 from costguard.ledger.files import LocalFiles
-from costguard.prices import PriceBook
+from costguard.prices import Price, PriceBook
 
 
 @pytest.fixture
@@ -141,3 +141,19 @@ def test_usage_errors_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
         main(["report"])
     assert end.value.code == 2
     assert "RUN_DIR" in capsys.readouterr().err
+
+
+def test_a_price_that_is_not_yet_in_force_is_named_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A book whose price begins later is not "no price": the remedy fits."""
+    book = PriceBook(prices=(Price(amount=2, valid_from="2199-01-01T00:00:00Z"),))
+    Journal(LocalFiles(), root=str(tmp_path)).attempt(book=book).train(10).close()
+    assert main(["report", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "no price was in force" in text
+    assert "no price given" not in text
+
+
+def test_a_page_that_cannot_be_written_is_one_sentence(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--html` of a folder is a usage error that names the option."""
+    assert main(["report", str(run_dir), "--html", str(run_dir)]) == 2
+    assert f"--html {run_dir}" in capsys.readouterr().err

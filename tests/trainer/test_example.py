@@ -45,7 +45,7 @@ def test_the_example_trains_and_leaves_receipt_and_page(tmp_path: Path) -> None:
     assert receipt["mfu"]["peak_source"].startswith("measured")
     assert 0 < receipt["mfu"]["billed"] < receipt["mfu"]["step"]
     assert receipt["spend"]["total"] is not None
-    assert "This run has cost $" in (tmp_path / "output.txt").read_text()
+    assert "This run cost $" in (tmp_path / "output.txt").read_text()
     page = (out / "report.html").read_text()
     assert "<svg" in page
     assert "<script" not in page

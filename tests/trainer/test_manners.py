@@ -112,6 +112,39 @@ def test_a_copy_meters_for_itself(tmp_path: Path) -> None:
     assert receipt_of(tmp_path / "other")["run"]["tags"] == {"a": "b"}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"tags": "abc"}, "CostMonitor(tags='abc'): expected labels"),
+        ({"prices": []}, "CostMonitor(prices=[]): expected a PriceBook"),
+        ({"count_tokens": 5}, "CostMonitor(count_tokens=5): expected a function"),
+        ({"planned_tokens": -1}, "CostMonitor(planned_tokens=-1): expected a count of tokens"),
+        ({"peak_flops_per_s": float("inf")}, "CostMonitor(peak_flops_per_s=inf): expected FLOP/s"),
+        ({"log_every_s": -1}, "CostMonitor(log_every_s=-1): expected seconds"),
+        ({"gap": "maybe"}, "CostMonitor(gap='maybe'): expected one of auto, held, released"),
+        ({"gpus": True}, "CostMonitor(gpus=True): expected how many GPUs"),
+        ({"run_id": "a/b"}, "CostMonitor(run_id='a/b'): cannot name a folder"),
+    ],
+)
+def test_a_bad_argument_is_one_sentence(arguments: dict[str, Any], sentence: str) -> None:
+    """Option, value and what is expected, before anything begins."""
+    with pytest.raises(ConfigError) as error:
+        CostMonitor(**arguments)
+    assert sentence in str(error.value)
+
+
+def test_live_mfu_is_the_receipts(tmp_path: Path) -> None:
+    """Over two attempts the bar, the logger and the receipt tell one MFU: all attempts, the best peak."""
+    fit(tmp_path, monitor(peak_flops_per_s=2e9), Saves(tmp_path, 3), batches=3)
+    cost = monitor(peak_flops_per_s=1e9)
+    trainer = quiet_trainer(tmp_path, cost, max_epochs=2)
+    trainer.fit(Tiny(), loader(3), ckpt_path=tmp_path / "step-3.ckpt")
+    figures = cost._run.figures()
+    mfu = receipt_of(tmp_path)["mfu"]
+    assert mfu["peak_flops_per_s"] == 2e9
+    assert figures.mfu == pytest.approx(mfu["step"])
+
+
 class Fussy(Logger):
     """Takes its step by keyword only, and fails when told to."""
 

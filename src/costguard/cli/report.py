@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from costguard.errors import ConfigError
 from costguard.reports.receipt import load_receipt
 
 
@@ -24,7 +25,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def _run(arguments: argparse.Namespace) -> int:
     receipt = load_receipt(arguments.run_dir)
     if arguments.html:
-        receipt.write_html(arguments.html)
+        try:
+            receipt.write_html(arguments.html)
+        except OSError as error:
+            raise ConfigError(f"--html {arguments.html}: {error.strerror or error}; give a file to write.") from error
         print(f"costguard: wrote {arguments.html}", file=sys.stderr)
     if arguments.json:
         print(receipt.json())

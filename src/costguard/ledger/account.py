@@ -180,6 +180,11 @@ class RunAccount:
         kept = sum(k.train_ns for k in self.kept.values())
         return {"kept": kept, "rework": train - kept}
 
+    def best_peak(self) -> Mapping[str, Any] | None:
+        """The highest peak that was found; of measured ones the quickest, since other work only ever lowers one."""
+        peaks = [r.facts["peak"] for r in self.ranks if r.facts.get("peak", {}).get("flops_per_s")]
+        return max(peaks, key=lambda p: float(p["flops_per_s"])) if peaks else None
+
     def fact(self, name: str) -> Mapping[str, Any] | None:
         """The latest value of a fact that some rank recorded."""
         found = [r.facts[name] for r in self.ranks if name in r.facts]

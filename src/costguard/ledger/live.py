@@ -21,6 +21,7 @@ from costguard.prices import PriceBook
 from costguard.records import Activity
 from costguard.units import NS_PER_HOUR
 
+_TRAIN = (int(Activity.TRAIN),)
 _USEFUL = (int(Activity.TRAIN), int(Activity.VALIDATION))
 
 
@@ -33,7 +34,7 @@ class Figures:
         per_hour: Money per hour of the whole allocation now.
         device_ns: Paid device time so far.
         tokens: Tokens trained and kept, over all ranks.
-        mfu: Model FLOPs utilisation of train time by the 6ND estimate.
+        mfu: Model FLOPs utilisation of train time by the 6ND estimate, over all attempts.
         waste: Share of device time that was neither kept training nor validation.
         forecast: Money expected at the end of the plan.
     """
@@ -75,6 +76,9 @@ class _Before:
     device_ns: int = 0
     useful_ns: int = 0
     kept_tokens: int | None = None
+    done_tokens: int = 0
+    train_ns: int = 0
+    peak_flops_per_s: float | None = None
     lost_tokens: int = 0
     lost_ns: int = 0
 
@@ -83,6 +87,7 @@ class _Before:
         kept = kept_work(account.ranks, training_in=attempt)
         own = [r for r in account.ranks if r.seat.attempt == attempt]
         earlier = [r for r in account.ranks if r.seat.attempt < attempt]
+        peak = account.best_peak()
         account = replace(account, ranks=earlier, gaps=[g for g in account.gaps if g.earlier.attempt < attempt])
         spend = price_ledger(ledger_of(account))
         known = [kept[r.seat].tokens for r in earlier if r.final.counters.tokens is not None]
@@ -92,6 +97,9 @@ class _Before:
             device_ns=account.elapsed_device_ns,
             useful_ns=useful,
             kept_tokens=sum(known) if known else None,
+            done_tokens=sum(r.final.counters.tokens or 0 for r in earlier),
+            train_ns=sum(r.final.train_ns for r in earlier),
+            peak_flops_per_s=peak["flops_per_s"] if peak else None,
             # Going back to a checkpoint within one process throws away what this attempt has done itself.
             lost_tokens=sum((r.final.counters.tokens or 0) - kept[r.seat].tokens for r in own),
             lost_ns=sum(r.final.train_ns - kept[r.seat].train_ns for r in own),
@@ -172,7 +180,7 @@ class LiveAttempt:
             per_hour=self._per_hour(now_ns),
             device_ns=device_ns,
             tokens=kept,
-            mfu=self._mfu(tokens, sum(_ns(s, now, _USEFUL[:1]) for s, now in readings)),
+            mfu=self._mfu(tokens, sum(_ns(s, now, _TRAIN) for s, now in readings)),
             waste=1 - useful / device_ns if seen and device_ns else None,
             forecast=self._forecast(spend, kept, state.counters.step),
         )
@@ -199,9 +207,12 @@ class LiveAttempt:
         return None if rate is None else rate * self._paid.total * NS_PER_HOUR
 
     def _mfu(self, tokens: int | None, train_ns: int) -> float | None:
-        if not tokens or not train_ns or self.parameters is None or self.peak_flops_per_s is None:
+        peaks = [p for p in (self.peak_flops_per_s, self._before.peak_flops_per_s) if p is not None]
+        if not tokens or not train_ns or self.parameters is None or not peaks:
             return None
-        return utilization(six_nd(self.parameters, tokens), train_ns, self.peak_flops_per_s)
+        # All attempts and the best peak, so that it is the receipt's figure.
+        flops = six_nd(self.parameters, tokens + self._before.done_tokens)
+        return utilization(flops, train_ns + self._before.train_ns, max(peaks))
 
     def _forecast(self, spend: Fraction | None, tokens: int | None, step: int) -> Fraction | None:
         if self._planned_tokens and tokens is not None:

@@ -277,10 +277,13 @@ def load_mirrored(url: str) -> tuple[str, RunAccount]:
         keys = fs.find(root)
     except FileNotFoundError:
         keys = []
+    except ImportError as error:
+        extra = "; pip install 'lightning-costguard[s3]'" if url.startswith("s3") else ""
+        raise RunNotFoundError(f"{url!r} cannot be read: {_short(error)}{extra}.") from error
     except Exception as error:  # a store may raise anything
         raise RunNotFoundError(f"{url!r} cannot be read: {_short(error)}.") from error
-    folder = only_run(url, sorted({key.rsplit("/", 1)[0] for key in keys if _part(key)}))
-    place = fs.unstrip_protocol(folder)
+    folders = {fs.unstrip_protocol(key.rsplit("/", 1)[0]) for key in keys if _part(key)}
+    place = only_run(url, sorted(folders))
     account = fold(place.rstrip("/").rsplit("/", 1)[-1], Mirror(place).seat_files())
     check_readable(place, account)
     return place, account

@@ -60,6 +60,8 @@ class CostMonitor(Callback):
             default from the table of NVIDIA cards, on a CPU measured.
         log_every_s: Shortest time between two logger rows that take costs, seconds, at least 0.
         progress_bar: Whether spend and MFU are shown in the progress bar.
+        report_html: File to which the page is written when the account ends with the process; the receipt is printed
+            too, however training ended.
 
     Raises:
         ConfigError: If a value cannot be used.
@@ -80,6 +82,7 @@ class CostMonitor(Callback):
         peak_flops_per_s: float | None = None,
         log_every_s: float = 1.0,
         progress_bar: bool = True,
+        report_html: str | None = None,
     ) -> None:
         self._said = Settings.checked(
             usd_per_gpu_hour=usd_per_gpu_hour,
@@ -95,6 +98,7 @@ class CostMonitor(Callback):
             peak_flops_per_s=peak_flops_per_s,
             log_every_s=log_every_s,
             progress_bar=progress_bar,
+            report_html=report_html,
         )
         self._begin()
 

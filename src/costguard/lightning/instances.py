@@ -41,21 +41,29 @@ class Instances:
 
 
 class _Wrapped:
+    """One replaced method."""
+
     def __init__(self, instance: Any, name: str, original: Method, replacement: Method) -> None:
         self._instance = instance
         self._name = name
         self._original = original
         self._was_own = name in vars(instance)
-        self._replacement: Method | None = replacement
+        active = replacement
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return (self._replacement or original)(*args, **kwargs)
+            return active(*args, **kwargs)
+
+        def fall_silent() -> None:
+            nonlocal active
+            active = original
 
         call.__name__ = call.__qualname__ = name
         self.call = call
+        self._fall_silent = fall_silent
 
     def put_back(self) -> None:
-        self._replacement = None
+        """Take the replacement out, or make it pass calls through where somebody has wrapped on it."""
+        self._fall_silent()
         if vars(self._instance).get(self._name) is not self.call:
             return
         if self._was_own:

@@ -29,9 +29,11 @@ from costguard.ledger.places import read_folder
 from costguard.ledger.process_time import PROCESS
 from costguard.lightning.membership import MIRROR_PATIENCE_S, Broadcast, Membership
 from costguard.lightning.peak import device_peak
+from costguard.lightning.shield import metering
 from costguard.policies.gap import GapMode
 from costguard.prices import PriceBook
 from costguard.records import Activity
+from costguard.reports.receipt import load_receipt
 
 STATE_KEY = "CostMonitor"
 """Where a checkpoint keeps costguard's word; fixed, so that it is found again whatever the arguments are."""
@@ -50,6 +52,7 @@ class RunConfig:
         root: Local folder in which runs lie.
         mirror: URL under which the journal is copied, if any.
         gap: How time between attempts is billed.
+        report_html: File for the page that is written at the end.
     """
 
     book: PriceBook = field(default_factory=PriceBook)
@@ -60,6 +63,7 @@ class RunConfig:
     root: str = "."
     mirror: str | None = None
     gap: GapMode = "auto"
+    report_html: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -313,4 +317,15 @@ class Run:
         self.ended = True
         if self._writer is not None:
             self._writer.close(self._reason, exit_ns, end)
+            self._report(self._writer.folder)
         return end
+
+    def _report(self, folder: str) -> None:
+        path = self.config.report_html
+        if path is None or self.place.rank != 0:
+            return
+        with metering():
+            receipt = load_receipt(folder)
+            print(receipt.text())
+            receipt.write_html(path)
+            print(f"\ncostguard: wrote {path}", flush=True)

@@ -34,6 +34,7 @@ class Settings:
     peak_flops_per_s: float | None
     cadence: RowCadence
     progress_bar: bool
+    report_html: str | None
 
     @staticmethod
     def checked(
@@ -51,12 +52,14 @@ class Settings:
         peak_flops_per_s: float | None,
         log_every_s: float,
         progress_bar: bool,
+        report_html: str | None,
     ) -> Settings:
         """Check every argument.
 
         Raises:
             ConfigError: With option, value and remedy of the first that cannot be used.
         """
+        _check_kinds(tags, prices, count_tokens)
         book = _book(usd_per_gpu_hour, usd_per_hour, prices)
         check_gpus("CostMonitor", gpus)
         _check_positive("planned_tokens", planned_tokens, "a count of tokens such as 20e9")
@@ -79,6 +82,7 @@ class Settings:
             peak_flops_per_s=peak_flops_per_s,
             cadence=RowCadence(every_ns=round(log_every_s * NS_PER_S)),
             progress_bar=progress_bar,
+            report_html=report_html,
         )
 
     def config(self, trainer: Trainer) -> RunConfig:
@@ -94,7 +98,17 @@ class Settings:
             root=os.path.abspath(local if remote else place),
             mirror=place.rstrip("/") if remote else None,
             gap=self.gap,
+            report_html=self.report_html,
         )
+
+
+def _check_kinds(tags: object, prices: object, count_tokens: object) -> None:
+    if tags is not None and not isinstance(tags, Mapping):
+        raise config_error(f"CostMonitor(tags={tags!r}): expected labels such as {{'project': 'tiny-llm'}}.")
+    if prices is not None and not isinstance(prices, PriceBook):
+        raise config_error(f"CostMonitor(prices={prices!r}): expected a PriceBook, such as PriceBook(prices=[...]).")
+    if count_tokens is not None and not callable(count_tokens):
+        raise config_error(f"CostMonitor(count_tokens={count_tokens!r}): expected a function of a batch.")
 
 
 def _book(usd_per_gpu_hour: Money | None, usd_per_hour: Money | None, prices: PriceBook | None) -> PriceBook:

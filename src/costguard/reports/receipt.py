@@ -201,10 +201,7 @@ def _flops(account: RunAccount) -> dict[str, Any]:
 
 
 def _mfu(account: RunAccount, flops: int | None, activities: Mapping[str, int]) -> dict[str, Any]:
-    found = [r.facts["peak"] for r in account.ranks if "peak" in r.facts]
-    # The quickest of the measured peaks: other work on the machine only ever lowers one.
-    peaks = [p for p in found if p["flops_per_s"] is not None]
-    best = max(peaks, key=lambda p: float(p["flops_per_s"])) if peaks else None
+    found, best = account.fact("peak"), account.best_peak()
     peak = best["flops_per_s"] if best else None
 
     def over(ns: int) -> float | None:
@@ -215,7 +212,7 @@ def _mfu(account: RunAccount, flops: int | None, activities: Mapping[str, int]) 
         "billed": over(account.elapsed_device_ns),
         "peak_flops_per_s": peak,
         "peak_source": best["source"] if best else None,
-        "reason": found[-1].get("reason") if found else None,
+        "reason": (best or found or {}).get("reason"),
     }
 
 
@@ -224,8 +221,12 @@ def _texts(shares: Mapping[str, Decimal]) -> dict[str, str]:
 
 
 def _money(account: RunAccount, spend: Spend, tokens: int | None) -> dict[str, Any]:
+    given = any(book.prices for book in account.books.values())
+    remedy = (
+        "no price was in force; add one for that time to the PriceBook" if given else f"no price given; add {ADD_PRICE}"
+    )
     unpriced = [
-        {"what": "device time" if meter == DEVICE else meter, "unit": unit, "quantity": n, "remedy": ADD_PRICE}
+        {"what": "device time" if meter == DEVICE else meter, "unit": unit, "quantity": n, "remedy": remedy}
         for (meter, unit), n in spend.unpriced.items()
     ]
     if not spend.priced:

@@ -44,8 +44,10 @@ def series_of(account: RunAccount) -> list[dict[str, Any]]:
                 device_before += gap.ns * gap.devices
                 rank = next(r for r in ranks if r.seat == gap.earlier)
                 money_before = _sum([money_before, _held(rank, gap.ns, gap.devices, book)])
+    best = account.best_peak()
+    peak = best["flops_per_s"] if best else None
     known = any(r.final.counters.tokens is not None for r in account.ranks)
-    return [_row(i, rows, model["parameters"] if model else None, _peak(account), known) for i in _thin(len(rows))]
+    return [_row(i, rows, model["parameters"] if model else None, peak, known) for i in _thin(len(rows))]
 
 
 class _Point:
@@ -96,11 +98,6 @@ def _instants(rank: RankAccount) -> list[int]:
 def _thin(count: int) -> list[int]:
     step = max(1, -(-count // MOST_POINTS))
     return sorted({*range(0, count, step), count - 1}) if count else []
-
-
-def _peak(account: RunAccount) -> float | None:
-    peaks = [float(r.facts["peak"]["flops_per_s"]) for r in account.ranks if r.facts.get("peak", {}).get("flops_per_s")]
-    return max(peaks) if peaks else None
 
 
 def _row(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from costguard.reports.wastes import ADD_PRICE
+from costguard.reports.wastes import remedy_of
 from costguard.units import NS_PER_HOUR, NS_PER_S, format_count, format_duration_s, format_money
 
 _RULE = "-" * 78
@@ -31,7 +31,7 @@ def headline(receipt: Mapping[str, Any]) -> str:
     spend, hours = receipt["spend"], receipt["time"]["elapsed_device_ns"] / NS_PER_HOUR
     verb = "has cost" if receipt["run"]["state"] == "running" else "cost"
     if spend["total"] is None:
-        parts = [f"This run took {hours:.4g} device-hours, unpriced"]
+        parts = [f"This run took {hours:.4g} device-hours (unpriced)"]
     else:
         parts = [f"This run {verb} {_money(receipt, spend['total'])}"]
         if spend["per_million_tokens"]:
@@ -40,7 +40,7 @@ def headline(receipt: Mapping[str, Any]) -> str:
             parts.append(f"{_money(receipt, spend['usd_per_hour'])} per hour")
     if receipt["mfu"]["step"] is not None:
         parts.append(f"MFU {receipt['mfu']['step']:.1%} (6ND)")
-    parts.append(f"{waste_ratio(receipt):.1%} of the time was not useful training or validation")
+    parts.append(f"{waste_ratio(receipt):.1%} of it was waste (not kept training or validation)")
     return parts[0] + ": " + ", ".join(parts[1:]) + "."
 
 
@@ -58,7 +58,7 @@ def _head(receipt: Mapping[str, Any]) -> Iterator[str]:
     yield _RULE
     yield headline(receipt)
     if receipt["spend"]["total"] is None:
-        yield f"To see money, give a price: {ADD_PRICE}"
+        yield f"Money is unknown: {remedy_of(receipt)}"
 
 
 def _where(receipt: Mapping[str, Any]) -> Iterator[str]:
@@ -116,10 +116,8 @@ def _attempts(receipt: Mapping[str, Any]) -> Iterator[str]:
         why = f" ({a['reason']})" if a["reason"] else ""
         end = a["ended_at"] or "now"
         yield f"{a['attempt']}. {a['started_at']} to {end}, {a['ended']}{why}"
-        yield (
-            f"   {devices}, steps {a['first_step']} to {a['last_step']}{redone}, "
-            f"{a['elapsed_device_ns'] / NS_PER_HOUR:.4g} device-hours"
-        )
+        steps = f"steps {a['first_step']} to {a['last_step']}{redone}" if a["batches"] else "nothing trained"
+        yield f"   {devices}, {steps}, {a['elapsed_device_ns'] / NS_PER_HOUR:.4g} device-hours"
         if a["gap_after_ns"]:
             yield f"   then a gap of {format_duration_s(a['gap_after_ns'] / NS_PER_S)}, billed: {a['gap_reason']}"
     released = receipt["released"]

@@ -79,7 +79,7 @@ def provenance_of(receipt: Mapping[str, Any]) -> list[dict[str, str]]:
         seconds = sum(time["estimated_ns"].values()) / NS_PER_S
         rows.append(("interpreter exit", "estimated", f"{seconds:g} s of teardown, after the last handler has run"))
     if spend["total"] is None:
-        rows.append(("money", "unknown", f"no price given; add {ADD_PRICE}"))
+        rows.append(("money", "unknown", remedy_of(receipt)))
     else:
         rows.append(("money", "measured", "device time times the price given, exact, rounded once to 1e-12"))
     if spend["unpriced"] and spend["total"] is not None:
@@ -87,6 +87,12 @@ def provenance_of(receipt: Mapping[str, Any]) -> list[dict[str, str]]:
         rows.append(("unpriced", "unknown", f"{parts}: no price was in force; it is in no total"))
     rows += [_tokens_row(receipt["tokens"]), _flops_row(flops), _mfu_row(mfu, flops)]
     return [{"figure": figure, "how": how, "text": text} for figure, how, text in rows]
+
+
+def remedy_of(receipt: Mapping[str, Any]) -> str:
+    """What to do about money that is unknown."""
+    unpriced = receipt["spend"]["unpriced"]
+    return str(unpriced[0]["remedy"]) if unpriced else f"no price given; add {ADD_PRICE}"
 
 
 def _amount(unpriced: Mapping[str, Any]) -> str:
@@ -104,7 +110,8 @@ def _tokens_row(tokens: Mapping[str, Any]) -> tuple[str, str, str]:
 def _flops_row(flops: Mapping[str, Any]) -> tuple[str, str, str]:
     if flops["estimate_6nd"] is None:
         return "FLOPs", "unknown", "needs the model's parameters and tokens"
-    return "FLOPs", "estimated", f"6ND: 6 x {format_count(flops['parameters'])} parameters x all tokens processed"
+    parameters = format_count(flops["parameters"])
+    return "FLOPs", "estimated", f"6ND: 6 x {parameters} parameters x tokens, redone ones included, padding not"
 
 
 def _mfu_row(mfu: Mapping[str, Any], flops: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -113,4 +120,6 @@ def _mfu_row(mfu: Mapping[str, Any], flops: Mapping[str, Any]) -> tuple[str, str
         missing = f"the device's peak: {why}" if mfu["peak_flops_per_s"] is None else "FLOPs"
         return "MFU", "unknown", f"needs {missing}"
     how = f" ({mfu['reason']})" if mfu["reason"] else ""
+    if mfu["step"] > 1:
+        how += "; over 100%: the peak was measured while the machine was busy, or is not this device's"
     return "MFU", "estimated", f"6ND over device time x peak; peak {mfu['peak_source']}{how}"
