@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -71,3 +72,37 @@ def test_a_monitor_can_be_sent_to_a_spawned_process() -> None:
     """Before `setup` a CostMonitor is plain data, as ddp_spawn needs."""
     again = pickle.loads(pickle.dumps(CostMonitor(usd_per_hour="3", tags={"a": "b"}, planned_tokens=5)))
     assert again.state_key == "CostMonitor"
+
+
+@pytest.mark.filterwarnings("ignore:The .* does not have many workers")
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+@pytest.mark.parametrize("automatic", [True, False])
+def test_the_step_counter_is_lightnings_own(automatic: bool, tmp_path: Path) -> None:
+    """What is read at each batch is `trainer.global_step`, also with manual optimization and over two fits."""
+    seen: list[tuple[int, int]] = []
+
+    class Manual(Tiny):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            seen.append((count(), self.trainer.global_step))
+            loss = super().training_step(batch, batch_idx)
+            if self.automatic_optimization:
+                return loss
+            self.manual_backward(loss)
+            self.optimizers().step()
+            return None
+
+    module = Manual(logs=False)
+    module.automatic_optimization = automatic
+    trainer = quiet_trainer(tmp_path, max_epochs=2, limit_val_batches=0)
+    trainer.strategy.connect(module)
+    count = private.step_counter(trainer)
+    trainer.fit(module, loader(3))
+    trainer.fit_loop.max_epochs = 4
+    trainer.fit(module, loader(3))
+    assert [step for step, _ in seen] == [step for _, step in seen] == list(range(12))
+
+
+def test_a_lightning_with_another_counter_is_read_by_its_public_name() -> None:
+    """Where the loop's own counter is not where it was, the public property is read."""
+    other = SimpleNamespace(fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace()), global_step=7)
+    assert private.step_counter(other)() == 7  # type: ignore[arg-type]

@@ -67,6 +67,10 @@ class CostMonitor(Callback):
         ConfigError: If a value cannot be used.
     """
 
+    # Fixed, so that a checkpoint's word is found again whatever the arguments are; plain, since Lightning reads it at
+    # each hook.
+    state_key = STATE_KEY
+
     def __init__(
         self,
         usd_per_gpu_hour: float | str | None = None,
@@ -110,6 +114,7 @@ class CostMonitor(Callback):
         self._trainer: Trainer | None = None
         self._run: Run | None = None
         self._meter: ActivityMeter | None = None
+        self._step: Callable[[], int] = _no_step
         self._rows: CostRows | None = None
         self._saves_are_done: Callable[[], None] = _nothing
         self._next_tick_ns = 0
@@ -126,11 +131,6 @@ class CostMonitor(Callback):
         """A copy meters for itself."""
         self._said = state["_said"]
         self._begin()
-
-    @property
-    def state_key(self) -> str:
-        """Fixed, so that a checkpoint's word is found again whatever the arguments are."""
-        return STATE_KEY
 
     @property
     def run_dir(self) -> str | None:
@@ -211,6 +211,7 @@ class CostMonitor(Callback):
         self._instances.put_back()
         private.restore_hooks(self)
         self._rows = self._trainer = self._meter = self._in_flight = None
+        self._step = _no_step
         if self._run is not None:
             self._run.meter.enter(_METERING)
             if self._run.is_open:
@@ -243,6 +244,7 @@ class CostMonitor(Callback):
         run.meter.enter(Activity.METERING)
         loaded, self._loaded = self._loaded, None
         run.begin_training(trainer, loaded)
+        self._step = private.step_counter(trainer)
         self._meter = run.meter
         run.meter.enter(Activity.DATA_WAIT)
 
@@ -277,7 +279,7 @@ class CostMonitor(Callback):
             counters = meter.state.counters
             if self._in_flight is not None:
                 self._in_flight = None
-                counters = self._counted(counters, trainer.global_step, batch)
+                counters = self._counted(counters, self._step(), batch)
             meter.settle(now, _DATA_WAIT, counters)
             self._last_work_ns = now
             if now >= self._next_tick_ns:
@@ -376,6 +378,11 @@ class CostMonitor(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Nothing to do: what the checkpoint says was read when it was loaded, for all ranks alike."""
+
+
+def _no_step() -> int:
+    """No training has begun yet."""
+    return 0
 
 
 def _nothing() -> None:

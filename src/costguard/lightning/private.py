@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -53,6 +54,23 @@ def restore_hooks(callback: Callback) -> None:
 def last_after_an_exception(trainer: Trainer) -> tuple[Any, str]:
     """Object and method that Lightning calls last after an exception, when loaders and workers have been ended."""
     return (trainer, "_teardown") if hasattr(trainer, "_teardown") else (trainer.strategy, "teardown")
+
+
+def step_counter(trainer: Trainer) -> Callable[[], int]:
+    """Reads `trainer.global_step` without the Python code behind it, which each batch would pay for.
+
+    Call it when training begins: it holds on to the loop's own counter.
+    """
+    try:
+        loop = trainer.fit_loop.epoch_loop
+        total: Any = loop.manual_optimization.optim_step_progress.total
+        if trainer.lightning_module.automatic_optimization:
+            total = loop.automatic_optimization.optim_progress.optimizer.step.total
+        if total.completed == trainer.global_step:
+            return partial(getattr, total, "completed")
+    except AttributeError:
+        pass
+    return lambda: trainer.global_step
 
 
 def logging_step(trainer: Trainer) -> int:
