@@ -1,9 +1,10 @@
 """What a step costs with CostMonitor and with Lightning's own ThroughputMonitor, alternating in one run.
 
 A tiny model, so that the callbacks show. One training goes on while every few steps another variant takes its turn:
-bare, with CostMonitor, with ThroughputMonitor; so the machine's drift meets them all alike. The figure is the median
-step of a variant less the bare one, and the ratio of the two is what counts: absolute times depend on the machine.
-Run `python benchmarks/overhead.py [--steps 9000]`.
+bare, with CostMonitor, with ThroughputMonitor. The median step of each turn is compared with that of the bare turn
+beside it, a few hundredths of a second away, so that the machine's drift meets them all alike; the figure is the
+median of these differences. The ratio of the two is what counts: absolute times depend on the machine.
+Run `python benchmarks/overhead.py [--steps 15000]`.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class Turns(Callback):
 
     def __init__(self, variants: dict[str, Callback | None]) -> None:
         self.variants = variants
-        self.steps_us: dict[str, list[float]] = {name: [] for name in variants}
+        self.turns_us: dict[str, list[float]] = {name: [] for name in variants}
+        self._steps_us: list[float] = []
         self._order = random.Random(0)
         self._coming: list[str] = []
         self._now = ""
@@ -79,13 +81,16 @@ class Turns(Callback):
         now = time.perf_counter_ns()
         self._age += 1
         if self._age > 3:
-            self.steps_us[self._now].append((now - self._began) / 1000)
+            self._steps_us.append((now - self._began) / 1000)
         self._began = now
 
     def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
         """Change places when the turn is over."""
         if self._now and self._age < TURN:
             return
+        if self._now:
+            self.turns_us[self._now].append(statistics.median(self._steps_us))
+            self._steps_us = []
         if not self._coming:
             # The order is drawn anew, so that no variant always follows the same other one.
             self._coming = self._order.sample(list(self.variants), len(self.variants))
@@ -101,7 +106,7 @@ class Turns(Callback):
 
 
 def measure(steps: int, log_every: int, folder: str) -> dict[str, list[float]]:
-    """Train once and return the step times of each variant in microseconds."""
+    """Train once and return the median step of each turn of each variant, microseconds; turns of one round together."""
     turns = Turns(
         {
             "bare": None,
@@ -121,24 +126,31 @@ def measure(steps: int, log_every: int, folder: str) -> dict[str, list[float]]:
         default_root_dir=folder,
     )
     trainer.fit(Tiny(), DataLoader(TensorDataset(torch.rand(4 * steps, 16)), batch_size=4))
-    return turns.steps_us
+    return turns.turns_us
 
 
 def main() -> None:
     """Print one table for each log interval."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=9000, help="steps of each of the two trainings")
+    parser.add_argument("--steps", type=int, default=15000, help="steps of each of the two trainings")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     for log_every, asked in ASKED.items():
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-            steps_us = measure(arguments.steps, log_every, folder)
-        bare = statistics.median(steps_us["bare"])
-        added = {name: statistics.median(values) - bare for name, values in steps_us.items() if name != "bare"}
+            turns_us = measure(arguments.steps, log_every, folder)
+        rounds = min(len(turns) for turns in turns_us.values())
+        bare = turns_us["bare"][:rounds]
+        added = {
+            name: statistics.median(turn - beside for turn, beside in zip(turns[:rounds], bare, strict=True))
+            for name, turns in turns_us.items()
+            if name != "bare"
+        }
         ratio = added["CostMonitor"] / added["ThroughputMonitor"]
-        print(f"log_every_n_steps={log_every}: bare step {bare:.1f} us, {len(steps_us['bare'])} steps of each")
+        print(
+            f"log_every_n_steps={log_every}: bare step {statistics.median(bare):.1f} us, {rounds} rounds of {TURN} steps"
+        )
         for name, value in added.items():
             print(f"  {name:<18} adds {value:6.1f} us")
         print(f"  ratio {ratio:.2f}, asked for at most {asked}")
