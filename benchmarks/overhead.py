@@ -148,9 +148,8 @@ def main() -> None:
             if name != "bare"
         }
         ratio = added["CostMonitor"] / added["ThroughputMonitor"]
-        print(
-            f"log_every_n_steps={log_every}: bare step {statistics.median(bare):.1f} us, {rounds} rounds of {TURN} steps"
-        )
+        step = statistics.median(bare)
+        print(f"log_every_n_steps={log_every}: bare step {step:.1f} us, {rounds} rounds of {TURN} steps")
         for name, value in added.items():
             print(f"  {name:<18} adds {value:6.1f} us")
         print(f"  ratio {ratio:.2f}, asked for at most {asked}")

@@ -210,6 +210,8 @@ class CostMonitor(Callback):
     def _leave(self) -> None:
         self._instances.put_back()
         private.restore_hooks(self)
+        if self._rows is not None:
+            self._rows.on = False  # where somebody has wrapped on our wraps, these stay, and are silent
         self._rows = self._trainer = self._meter = self._in_flight = None
         self._step = _no_step
         if self._run is not None:

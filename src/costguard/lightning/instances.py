@@ -18,18 +18,19 @@ class Instances:
     def __init__(self) -> None:
         self._wrapped: dict[tuple[int, str], _Wrapped] = {}
 
-    def wrap(self, instance: Any, name: str, make: Callable[[Method], Method]) -> None:
+    def wrap(self, instance: Any, name: str, make: Callable[[Method], Method], *, direct: bool = False) -> None:
         """Replace `instance.name` by what `make` makes of it; nothing happens if it is not there.
 
         Args:
             instance: Any object that takes attributes.
             name: Name of a method.
             make: Gets the bound original and returns the replacement.
+            direct: Put the replacement itself in place, for the step path: it falls silent by itself.
         """
         original = getattr(instance, name, None)
         if original is None or (id(instance), name) in self._wrapped:
             return
-        wrapped = _Wrapped(instance, name, original, make(original))
+        wrapped = _Wrapped(instance, name, original, make(original), direct=direct)
         setattr(instance, name, wrapped.call)
         self._wrapped[id(instance), name] = wrapped
 
@@ -43,7 +44,7 @@ class Instances:
 class _Wrapped:
     """One replaced method."""
 
-    def __init__(self, instance: Any, name: str, original: Method, replacement: Method) -> None:
+    def __init__(self, instance: Any, name: str, original: Method, replacement: Method, *, direct: bool) -> None:
         self._instance = instance
         self._name = name
         self._original = original
@@ -58,7 +59,7 @@ class _Wrapped:
             active = original
 
         call.__name__ = call.__qualname__ = name
-        self.call = call
+        self.call = replacement if direct else call
         self._fall_silent = fall_silent
 
     def put_back(self) -> None:

@@ -35,17 +35,20 @@ class CostRows:
         self._last_ns: dict[int, int] = {}
         self._quiet_until_ns: dict[int, int] = {}
         self.users_rows = 0
+        self.on = True
 
     def wrap(self, instances: Instances, logger: Any) -> None:
         """Meter a logger's own methods and add costs to its rows."""
         for name in ("save", "finalize", "log_hyperparams", "log_graph"):
-            instances.wrap(logger, name, self._metered)
-        instances.wrap(logger, "log_metrics", lambda original: self._with_costs(logger, original))
+            instances.wrap(logger, name, self._metered, direct=True)
+        instances.wrap(logger, "log_metrics", lambda original: self._with_costs(logger, original), direct=True)
 
     def _metered(self, original: Method) -> Method:
         enter = self._meter.enter
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            if not self.on:
+                return original(*args, **kwargs)
             before = enter(_LOGGING)
             try:
                 return original(*args, **kwargs)
@@ -58,6 +61,8 @@ class CostRows:
         meter, enter, key = self._meter, self._meter.enter, id(logger)
 
         def log_metrics(metrics: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> Any:
+            if not self.on:
+                return original(metrics, step=step, **kwargs)
             before = enter(_LOGGING)
             try:
                 self.users_rows += 1
