@@ -17,10 +17,11 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
 
 from costguard import CostguardWarning, CostMonitor, load_receipt
-from costguard.errors import ConfigError
+from costguard.errors import ConfigError, CostguardError
 from costguard.ledger.allocation import read_allocation
 from costguard.ledger.files import LocalFiles
 from costguard.ledger.mounts import filesystem_of
+from costguard.lightning import membership
 from costguard.lightning.membership import Membership, checked_word
 from helpers import Saves, Tiny, fit, loader, monitor, quiet_trainer, receipt_of
 
@@ -204,6 +205,24 @@ def test_ranks_fail_together_when_the_first_one_fails(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot name a folder"):
         member(1).decide(lambda _: told[0])
     assert member(1).new() is None
+
+
+def test_a_failure_of_our_own_is_of_one_kind_on_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is no fault of the user's ends training on no rank: else one would go on and wait for the other."""
+    told: list[Any] = []
+
+    def ill(*_: object) -> None:
+        raise RuntimeError("disk on fire")
+
+    def member(rank: int) -> Membership:
+        return Membership(str(tmp_path), rank, None, None, read_allocation({}, mounts=""), LocalFiles())
+
+    monkeypatch.setattr(membership, "identify", ill)
+    with pytest.raises(RuntimeError, match="disk on fire"):
+        member(0).decide(lambda value: told.append(value) or value)
+    with pytest.raises(CostguardError, match="disk on fire") as other:
+        member(1).decide(lambda _: told[0])
+    assert not isinstance(other.value, ConfigError)
 
 
 SHORT = """

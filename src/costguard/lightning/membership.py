@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from costguard.errors import CostguardError, config_error, warn
+from costguard.errors import ConfigError, CostguardError, config_error, warn
 from costguard.ledger.allocation import Allocation
 from costguard.ledger.files import Files
 from costguard.ledger.layout import Seat, run_folder
@@ -127,11 +127,12 @@ class Membership:
                 value = work()
             except Exception as error:  # the other ranks wait for word, whatever happened
                 failed = error
-        told, problem = broadcast((value, str(failed) if failed else None))
+        told, problem, users = broadcast((value, str(failed) if failed else None, isinstance(failed, ConfigError)))
         if failed is not None:
             raise failed
         if problem is not None:
-            raise config_error(problem)
+            # Of the same kind on all ranks: what is the user's ends training everywhere, what is ours nowhere.
+            raise config_error(problem) if users else CostguardError(problem)
         agreed: _T = told
         return agreed
 

@@ -47,9 +47,8 @@ class _Saved:
         self._unfinished: list[dict[str, Any]] = []
 
     def note(self, **fields: Any) -> None:
-        """Note one save, and look again at those before it."""
+        """Note one save."""
         with metering():
-            self.look_again()
             # Lightning's AsyncCheckpointIO returns before the file is there, or while an older one still is.
             names = {base.__name__ for base in type(self._trainer.strategy.checkpoint_io).__mro__}
             if "AsyncCheckpointIO" in names:
@@ -59,7 +58,7 @@ class _Saved:
                 self._write(fields)
 
     def look_again(self) -> None:
-        """Note the size of what has been written meanwhile."""
+        """Note the sizes of what is written in the background, once it has all been written."""
         while self._unfinished:
             self._write(self._unfinished.pop())
 
