@@ -1,0 +1,182 @@
+"""Watches torch's functions while one step runs, and adds up the products that it makes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from costguard.flops.step import Call, StepFlops, step_flops
+from costguard.tracing.attention import flash_attention
+from costguard.tracing.masks import EVERY, Pairs, pairs_of_mask
+from costguard.tracing.needs import parameter_of
+from costguard.tracing.rules import RULES
+
+_BACKWARD = (Tensor.backward, torch.autograd.backward)
+_SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
+_OF_TORCH = frozenset({"aten", "prim", "prims", "fsdp", "c10d", "_c10d_functional", "c10d_functional", "higher_order"})
+_engine: Any = getattr(torch.autograd.Variable, "_execution_engine", None)
+
+
+class FlopTrace(TorchFunctionMode):
+    """Counts the model FLOPs of what runs inside it, forward and backward; what it sees it never changes.
+
+    Forward, each product is counted with those of its gradients that will flow: towards an operand that requires one,
+    at that moment. What backward computes by torch's own rules is never looked at; what Python computes there is
+    either an activation that is computed again (gradients are enabled then) or the backward of somebody's own
+    `autograd.Function` (they are not).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.problem: str | None = None
+        self._calls: list[Call] = []
+        self._recomputed: int | None = 0
+        self._given: Counter[Any] = Counter()
+        self._looked_up: dict[int, int] = {}
+        self._multiplied: set[int] = set()
+        self._unseen: set[str] = set()
+        self._scores: dict[tuple[int, ...], int] = {}
+        self._weights: dict[tuple[int, ...], Pairs] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Let the call happen, then count it."""
+        kwargs = kwargs or {}
+        if func in _BACKWARD:
+            return self._backward(func, args, kwargs)
+        out = func(*args, **kwargs)
+        try:
+            self._see(func, out, args, kwargs)
+        except Exception as error:  # a call in a form that the rules do not know
+            self._unseen.add(f"{_name(func)} ({error})")
+        return out
+
+    def result(self) -> StepFlops:
+        """What was counted so far."""
+        lookups = sum(n for key, n in self._looked_up.items() if key not in self._multiplied)
+        return step_flops(self._calls, recomputed=self._recomputed, lookup_parameters=lookups, unseen=self._unseen)
+
+    def _backward(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run backward so that what Python does in it is seen too: torch hides it from modes otherwise."""
+        call = _engine_arguments(func, args, kwargs)
+        if call is None or _engine is None:
+            self._recomputed = None
+            return func(*args, **kwargs)
+        with self:
+            return _engine.run_backward(*call, allow_unreachable=True, accumulate_grad=True)
+
+    def _see(self, func: Any, out: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        rule = RULES.get(func)
+        if rule is not None:
+            tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+            self._note_parameters(tensors)
+            self._add(func, rule(out, *args, **kwargs), tensors, out)
+        elif func is F.embedding:
+            weight = parameter_of(args[1] if len(args) > 1 else kwargs["weight"])
+            if weight is not None:
+                self._looked_up[id(weight)] = weight.numel()
+        elif func in _SOFTMAX:
+            self._read_mask(args[0] if args else kwargs["input"])
+        elif func is torch.autograd.grad:
+            self._unseen.add("torch.autograd.grad")
+        elif isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+            self._see_operator(func, args, kwargs)
+
+    def _see_operator(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        packet = getattr(func, "_overloadpacket", func)
+        space, _, name = str(packet._qualified_op_name).partition("::")
+        if space == "flash_attn":
+            self._add(func, flash_attention(name, args, kwargs), list(args[:3]), None)
+        elif space not in _OF_TORCH:
+            self._unseen.add(f"{space}::{name}")
+
+    def _note_parameters(self, tensors: Iterable[Tensor]) -> None:
+        self._multiplied.update(id(p) for t in tensors if (p := parameter_of(t)) is not None)
+
+    def _add(self, func: Any, calls: Iterable[Call], tensors: Sequence[Tensor], out: Any) -> None:
+        key = (_name(func), *(tuple(t.shape) for t in tensors))
+        ranks = _mesh_size(tensors)
+        again = torch._C._current_graph_task_id() != -1
+        for call in calls:
+            counted = self._masked(_shared(call, ranks), tensors, out)
+            if not again:
+                self._given[key] += counted.backward > 0
+                self._calls.append(counted)
+            elif torch.is_grad_enabled():
+                self._add_again(key, counted)
+            else:  # somebody's own backward
+                self._calls.append(counted._replace(backward=counted.forward, forward=0, whole=0))
+
+    def _add_again(self, key: Any, call: Call) -> None:
+        """Backward has computed an activation once more, by checkpointing."""
+        if self._recomputed is not None:
+            self._recomputed += call.forward
+        if self._given[key] > 0:
+            self._given[key] -= 1
+        else:  # the first time no gradient was asked for, so that its backward is known only now
+            self._calls.append(call._replace(forward=0, whole=0))
+
+    # -- attention that is written out -----------------------------------------------------------------------------
+
+    def _masked(self, call: Call, tensors: Sequence[Tensor], out: Any) -> Call:
+        """Remember scores until their softmax, and give the product that follows it the same mask."""
+        if call.kind != "attention" or not isinstance(out, Tensor) or len(tensors) != 2:
+            return call
+        pairs = self._weights.pop(tuple(tensors[0].shape), None)
+        if pairs is not None:
+            return call._replace(full=pairs.full, causal=pairs.causal)
+        self._scores[tuple(out.shape)] = len(self._calls)
+        return call
+
+    def _read_mask(self, scores: Tensor) -> None:
+        """The mask of scores is in their values: what it hides is minus infinity, or nearly so."""
+        shape = tuple(scores.shape)
+        at = self._scores.pop(shape, None)
+        if at is None or at >= len(self._calls):
+            return
+        pairs = pairs_of_mask(scores[:, 0] if scores.dim() == 4 else scores)
+        if pairs.causal == 1:
+            pairs = EVERY
+        self._weights[shape] = pairs
+        self._calls[at] = self._calls[at]._replace(full=pairs.full, causal=pairs.causal)
+
+
+def _engine_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+    """The engine's own arguments, `None` for a form of call that is not known here."""
+    names = ("tensors", "gradient", "retain_graph", "create_graph", "inputs")
+    if func is torch.autograd.backward:
+        names = ("tensors", "grad_tensors", *names[2:4], "grad_variables", "inputs")
+    said = {**dict(zip(names, args, strict=False)), **kwargs}
+    roots = said.get("tensors")
+    roots = (roots,) if isinstance(roots, Tensor) else tuple(roots or ())
+    given = said.get("gradient", said.get("grad_tensors"))
+    given = [given] if given is None or isinstance(given, Tensor) else list(given)
+    given += [None] * (len(roots) - len(given))
+    inputs = said.get("inputs")
+    inputs = () if inputs is None else (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
+    if not all(isinstance(r, Tensor) and (g is not None or r.numel() == 1) for r, g in zip(roots, given, strict=True)):
+        return None
+    grads = tuple(torch.ones_like(r) if g is None else g for r, g in zip(roots, given, strict=True))
+    create = bool(said.get("create_graph"))
+    retain = said.get("retain_graph")
+    return roots, grads, create if retain is None else retain, create, inputs
+
+
+def _mesh_size(tensors: Iterable[Tensor]) -> int:
+    """Over how many ranks tensors are distributed that have the shape of the whole, such as a DTensor's."""
+    return max((mesh.size() for t in tensors if (mesh := getattr(t, "device_mesh", None)) is not None), default=1)
+
+
+def _shared(call: Call, ranks: int) -> Call:
+    if ranks == 1:
+        return call
+    return call._replace(forward=call.forward // ranks, backward=call.backward // ranks, whole=call.whole // ranks)
+
+
+def _name(func: Any) -> str:
+    return str(getattr(func, "__name__", func))
