@@ -48,11 +48,16 @@ class Work(NamedTuple):
 
     def __add__(self, other: Work) -> Work:  # type: ignore[override]
         """Add convention by convention; what is unknown in one is unknown in the sum."""
-        return Work(self.full + other.full, _sum(self.causal, other.causal), _sum(self.hardware, other.hardware))
+        full, causal, hardware = self
+        more_full, more_causal, more_hardware = other
+        causal = None if causal is None or more_causal is None else causal + more_causal
+        hardware = None if hardware is None or more_hardware is None else hardware + more_hardware
+        return tuple.__new__(Work, (full + more_full, causal, hardware))
 
-
-def _sum(a: int | None, b: int | None) -> int | None:
-    return None if a is None or b is None else a + b
+    def __sub__(self, other: Work) -> Work:
+        """Take away convention by convention."""
+        negative = (None if value is None else -value for value in other)
+        return self + Work(*negative)  # type: ignore[arg-type]
 
 
 NO_WORK = Work(0, 0, 0)

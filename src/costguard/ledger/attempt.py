@@ -10,7 +10,8 @@ from typing import Any
 
 from costguard.clock import Clock
 from costguard.errors import warn
-from costguard.ledger.activity import ActivityMeter, Counters
+from costguard.flops.step import NO_WORK, Work
+from costguard.ledger.activity import ActivityMeter, Counters, Warmup
 from costguard.ledger.files import Files
 from costguard.ledger.fold import state_fields
 from costguard.ledger.layout import Seat
@@ -195,8 +196,19 @@ class AttemptWriter:
         return True
 
 
-def count(counters: Counters, step: int, tokens: int | None, padding: int | None, samples: int | None) -> Counters:
+def count(
+    counters: Counters,
+    step: int,
+    tokens: int | None,
+    padding: int | None,
+    samples: int | None,
+    work: Work | None = None,
+    *,
+    warm: bool = False,
+) -> Counters:
     """Add one micro-batch to the counters; a part that is unknown adds nothing and stays unknown until known.
+
+    FLOPs are the exception: those of all batches are known, or their sum is not.
 
     Args:
         counters: So far.
@@ -204,12 +216,21 @@ def count(counters: Counters, step: int, tokens: int | None, padding: int | None
         tokens: Tokens in the batch without padding, `None` if it has none that can be counted.
         padding: Padding beside them.
         samples: Samples in the batch.
+        work: Its FLOPs.
+        warm: Whether it was a warm-up, whose time is none of `train`.
     """
-    _, batches, all_tokens, all_padding, all_samples = counters
+    _, batches, all_tokens, all_padding, all_samples, all_work, warmup = counters
     if tokens is not None:
         all_tokens = tokens if all_tokens is None else all_tokens + tokens
     if padding is not None:
         all_padding = padding if all_padding is None else all_padding + padding
     if samples is not None:
         all_samples = samples if all_samples is None else all_samples + samples
-    return tuple.__new__(Counters, (step, batches + 1, all_tokens, all_padding, all_samples))
+    if work is None or (all_work is None and batches):
+        all_work = None
+    else:
+        all_work = work if all_work is None else all_work + work
+    if warm:
+        warmup = Warmup(warmup.batches + 1, warmup.tokens + (tokens or 0), warmup.work + (work or NO_WORK))
+    values = (step, batches + 1, all_tokens, all_padding, all_samples, all_work, warmup)
+    return tuple.__new__(Counters, values)

@@ -15,17 +15,21 @@ except ImportError as missing:
         "or use it where your training already runs. Reading reports needs neither."
     ) from missing
 
+from costguard.flops.sizes import BatchSize
 from costguard.ledger.activity import ActivityMeter, Counters
 from costguard.ledger.attempt import count
 from costguard.lightning import private
 from costguard.lightning.batches import BatchCounter, CountTokens
+from costguard.lightning.compiling import compilations
 from costguard.lightning.instances import Instances
 from costguard.lightning.joining import make_run
+from costguard.lightning.probing import StepProbe
 from costguard.lightning.progress import ProgressFields
 from costguard.lightning.rows import CostRows
 from costguard.lightning.run import STATE_KEY, Run
 from costguard.lightning.settings import Settings
 from costguard.lightning.shield import shielded, tell
+from costguard.lightning.sizes import BatchSizer
 from costguard.lightning.wrapping import wrap_checkpoints
 from costguard.policies.gap import GapMode
 from costguard.prices import PriceBook
@@ -33,6 +37,7 @@ from costguard.records import Activity
 from costguard.units import NS_PER_S
 
 _TRAIN = int(Activity.TRAIN)
+_COMPILE = int(Activity.COMPILE)
 _DATA_WAIT = int(Activity.DATA_WAIT)
 _METERING = int(Activity.METERING)
 _STATE_VERSION = 1
@@ -122,6 +127,11 @@ class CostMonitor(Callback):
         self._came_from = int(Activity.IDLE)
         self._loaded: Mapping[str, Any] | None = None
         self._in_flight: Any = None
+        self._sizer = BatchSizer()
+        self._size: BatchSize | None = None
+        self._probe: StepProbe | None = None
+        self._warm = False
+        self._compiled = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Only what the user said goes along into a copy or to another process."""
@@ -212,7 +222,9 @@ class CostMonitor(Callback):
         private.restore_hooks(self)
         if self._rows is not None:
             self._rows.on = False  # where somebody has wrapped on our wraps, these stay, and are silent
-        self._rows = self._trainer = self._meter = self._in_flight = None
+        if self._probe is not None:
+            self._probe.end(None)
+        self._rows = self._trainer = self._meter = self._in_flight = self._probe = None
         self._step = _no_step
         if self._run is not None:
             self._run.meter.enter(_METERING)
@@ -247,6 +259,8 @@ class CostMonitor(Callback):
         loaded, self._loaded = self._loaded, None
         run.begin_training(trainer, loaded)
         self._step = private.step_counter(trainer)
+        self._probe = StepProbe(trainer, pl_module)
+        self._compiled, self._warm = compilations(), True
         self._meter = run.meter
         run.meter.enter(Activity.DATA_WAIT)
 
@@ -265,9 +279,28 @@ class CostMonitor(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Waiting for data is over."""
         meter = self._meter
-        if meter is not None:
-            self._in_flight = batch
+        if meter is None:
+            return
+        self._in_flight = batch
+        self._size = size = self._sizer.size(batch)
+        probe = self._probe
+        if self._warm or batch_idx == 0 or (probe is not None and probe.wants(size)):
+            self._try_out(batch, batch_idx)
+        else:
             meter.enter(_TRAIN)
+
+    @shielded
+    def _try_out(self, batch: Any, batch_idx: int) -> None:
+        """A batch that may be unlike those before: its first one compiles, its like is seen for the first time."""
+        probe, size, meter = self._probe, self._size, self._meter
+        assert probe is not None and meter is not None
+        if batch_idx == 0:
+            probe.refresh()
+        new = size is not None and probe.wants(size)
+        self._warm = self._warm or new
+        meter.enter(_COMPILE if self._warm else _TRAIN)
+        if new and size is not None:
+            probe.begin(size, batch, batch_idx)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -283,6 +316,7 @@ class CostMonitor(Callback):
                 self._in_flight = None
                 counters = self._counted(counters, self._step(), batch)
             meter.settle(now, _DATA_WAIT, counters)
+            self._warm = False
             self._last_work_ns = now
             if now >= self._next_tick_ns:
                 self._next_tick_ns = now + NS_PER_S
@@ -292,7 +326,16 @@ class CostMonitor(Callback):
             tell("on_train_batch_end", error)
 
     def _counted(self, counters: Counters, step: int, batch: Any) -> Counters:
-        counted = count(counters, step, *self._counter.count(batch))
+        probe, size, compiled = self._probe, self._size, compilations()
+        if self._warm and probe is not None:
+            probe.end(size)
+        if compiled != self._compiled:
+            # What was compiled in this batch, first or again, took its time.
+            self._compiled, self._warm = compiled, True
+            if self._meter is not None and self._meter.state.activity == _TRAIN:
+                self._meter.relabel(_COMPILE)
+        work = probe.work(size) if probe is not None else None
+        counted = count(counters, step, *self._counter.count(batch), work, warm=self._warm)
         # Tokens that could not be counted throughout are unknown, not fewer.
         return counted._replace(tokens=None, padding=None) if self._counter.failed else counted
 
