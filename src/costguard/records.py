@@ -100,7 +100,15 @@ METRICS: tuple[Metric, ...] = (
     Metric("costguard/spend_usd", "USD", "Spent by this run so far, over all attempts and paid devices."),
     Metric("costguard/usd_per_hour", "USD/h", "What the whole allocation costs per hour now."),
     Metric("costguard/usd_per_million_tokens", "USD", "Spend divided by millions of tokens trained and kept."),
-    Metric("costguard/mfu_ratio", "ratio", "Model FLOPs utilisation of train time, 6ND estimate."),
+    Metric("costguard/usd_per_exaflop", "USD", "Spend divided by 10^18 model FLOPs that were trained and kept."),
+    Metric(
+        "costguard/mfu_ratio", "ratio", "Model FLOPs utilisation of train time, full attention (6ND if not counted)."
+    ),
+    Metric("costguard/mfu_billed_ratio", "ratio", "The same of all device time that is billed."),
+    Metric("costguard/hfu_ratio", "ratio", "Hardware FLOPs utilisation of train time: with recomputed activations."),
+    Metric("costguard/model_flops_per_s", "FLOP/s", "Model FLOPs per second of the last minute, all ranks together."),
+    Metric("costguard/flops_vs_6nd_ratio", "ratio", "Model FLOPs counted over the 6ND estimate."),
+    Metric("costguard/tokens_per_s", "tokens/s", "Tokens per second of the last minute, all ranks together."),
     Metric("costguard/waste_ratio", "ratio", "Share of device time that was neither kept training nor validation."),
     Metric("costguard/forecast_usd", "USD", "Spend expected at the end of the plan at the present pace."),
     Metric("costguard/device_hours", "device-h", "Paid device-hours so far, over all attempts."),

@@ -60,12 +60,10 @@ class Counters(NamedTuple):
     @staticmethod
     def from_json(done: Sequence[Any]) -> Counters:
         """Read back what `to_json` wrote; what a line does not have is unknown."""
-        plain, work, warmup = done[:5], *(list(done[5:]) + [None, None])[:2]
-        return Counters(
-            *plain,
-            work=None if work is None else Work(*work),
-            warmup=NO_WARMUP if warmup is None else Warmup(warmup[0], warmup[1], Work(*warmup[2])),
-        )
+        step, batches, tokens, padding, samples, work, warmup = [*done, None, None][:7]
+        known = None if work is None else Work(*work)
+        warm = NO_WARMUP if warmup is None else Warmup(warmup[0], warmup[1], Work(*warmup[2]))
+        return Counters(step, batches, tokens, padding, samples, known, warm)
 
     def moved_to_padding(self, tokens: int) -> Counters:
         """Count as padding what was counted as tokens before the device had told which it was."""

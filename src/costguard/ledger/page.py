@@ -142,7 +142,11 @@ def read_page(data: bytes | memoryview) -> PageReading | None:
     # The latest is the one whose activity began last; of two that began together, the one that has done more.
     newest = max(slots, key=lambda slot: (slot[2], slot[5], slot[0]))
     _, start, since, activity, step, batches, tokens, padding, samples, *rest = newest
-    totals, words, warm = rest[: len(Activity)], rest[len(Activity) :][:_WORK_WORDS], rest[len(Activity) + _WORK_WORDS :]
+    totals, words, warm = (
+        rest[: len(Activity)],
+        rest[len(Activity) :][:_WORK_WORDS],
+        rest[len(Activity) + _WORK_WORDS :],
+    )
     warmup = Warmup(warm[0], warm[1], _work(warm[2:]) or NO_WORK)
     counters = Counters(
         step, batches, _known(tokens), _known(padding), _known(samples), work=_work(words), warmup=warmup

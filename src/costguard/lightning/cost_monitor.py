@@ -334,8 +334,11 @@ class CostMonitor(Callback):
             self._compiled, self._warm = compiled, True
             if self._meter is not None and self._meter.state.activity == _TRAIN:
                 self._meter.relabel(_COMPILE)
+        counts = self._counter.count(batch)
         work = probe.work(size) if probe is not None else None
-        counted = count(counters, step, *self._counter.count(batch), work, warm=self._warm)
+        if self._warm and probe is not None:
+            probe.note_tokens(counts.tokens, counts.padding)
+        counted = count(counters, step, *counts, work, warm=self._warm)
         # Tokens that could not be counted throughout are unknown, not fewer.
         return counted._replace(tokens=None, padding=None) if self._counter.failed else counted
 
@@ -345,6 +348,9 @@ class CostMonitor(Callback):
         run.move_to_padding(self._counter.late())
         if not trainer.is_global_zero:
             return
+        if self._probe is not None and self._probe.news:
+            self._probe.news = False
+            run.note_flops(self._probe.seen, self._probe.problem)
         self._costs()
         # Who has gone through a whole epoch without a row logs nothing at all, and gets rows of costs.
         rows = self._rows

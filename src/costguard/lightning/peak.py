@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from lightning.pytorch import Trainer
 
@@ -9,10 +12,40 @@ from costguard.hardware.matmul import measure_matmul
 from costguard.hardware.peaks import Peak, find_peak
 
 _CPU_DTYPES = {"bf16": torch.bfloat16, "16": torch.float16, "64": torch.float64, "32": torch.float32}
+_SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64", torch.float32: "fp32"}
 _GPU_DTYPES = {"bf16": "bf16", "16": "fp16", "64": "fp64"}
 
 
-def device_peak(trainer: Trainer, given: float | None) -> Peak:
+@dataclass(frozen=True, slots=True)
+class DevicePeak:
+    """The peak of one device, and what its matrix products run in.
+
+    Args:
+        peak: The peak, or the reason why it is unknown.
+        dtype: `bf16`, `fp16`, `tf32`, `fp32`, `fp64`; `None` if unknown.
+    """
+
+    peak: Peak
+    dtype: str | None
+
+    @property
+    def flops_per_s(self) -> float | None:
+        """Peak FLOP/s, `None` if unknown."""
+        return self.peak.flops_per_s
+
+    def fact(self) -> dict[str, Any]:
+        """Plain data for the journal."""
+        peak = self.peak
+        return {
+            "flops_per_s": peak.flops_per_s,
+            "source": peak.source,
+            "estimated": peak.estimated,
+            "dtype": self.dtype,
+            "reason": peak.reason,
+        }
+
+
+def device_peak(trainer: Trainer, given: float | None) -> DevicePeak:
     """Find the peak of one device.
 
     Args:
@@ -24,18 +57,26 @@ def device_peak(trainer: Trainer, given: float | None) -> Peak:
     """
     device = trainer.strategy.root_device
     if given is not None:
-        return Peak(given, "given: peak_flops_per_s", False, None)
+        return DevicePeak(Peak(given, "given: peak_flops_per_s", False, None), None)
     if device.type == "cpu":
-        measured = measure_matmul(device, _CPU_DTYPES.get(_precision(trainer), torch.float32))
-        return Peak(measured.flops_per_s, measured.source, False, None)
+        dtype = _CPU_DTYPES.get(_precision(trainer), torch.float32)
+        measured = measure_matmul(device, dtype)
+        return DevicePeak(Peak(measured.flops_per_s, measured.source, False, None), _SHORT[dtype])
     if device.type != "cuda":
-        return Peak(None, "unknown", False, f"no peaks are known of {device.type} devices; pass peak_flops_per_s=")
+        why = f"no peaks are known of {device.type} devices; pass peak_flops_per_s="
+        return DevicePeak(Peak(None, "unknown", False, why), None)
+    return _gpu_peak(trainer, device)
+
+
+def _gpu_peak(trainer: Trainer, device: torch.device) -> DevicePeak:
     facts = torch.cuda.get_device_properties(device)
     name, capability = torch.cuda.get_device_name(device), (facts.major, facts.minor)
     dtype = _gpu_dtype(trainer, capability)
     if dtype is None:
-        return Peak(None, "unknown", False, f"precision {trainer.precision!r} has no row; pass peak_flops_per_s=")
-    return find_peak(name, dtype, sm_count=facts.multi_processor_count, compute_capability=capability)
+        why = f"precision {trainer.precision!r} has no row; pass peak_flops_per_s="
+        return DevicePeak(Peak(None, "unknown", False, why), None)
+    sms = facts.multi_processor_count
+    return DevicePeak(find_peak(name, dtype, sm_count=sms, compute_capability=capability), dtype)
 
 
 def _precision(trainer: Trainer) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from costguard.errors import warn
 from costguard.flops.sizes import BatchSize, WorkBySize
-from costguard.flops.step import StepFlops, Work
+from costguard.flops.step import StepFlops, Work, gap_to_6nd
 from costguard.lightning import private
 from costguard.lightning.instances import Instances, Method
 from costguard.tracing.counter import TorchCounter
@@ -21,6 +22,50 @@ from costguard.tracing.trace import FlopTrace
 
 SHADOW_MOST_S = 60.0
 """Time for shadows of a compiled model; sizes that are new after it are not counted."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the first counted batch showed.
+
+    Args:
+        step: Its FLOPs by our count.
+        torch_flops: What was executed by torch's own formulas.
+        missed: Operators that these do not know.
+        how: How it was seen.
+        tokens: Its tokens, `None` if it has none that can be counted.
+        padding: Its padding.
+    """
+
+    step: StepFlops
+    torch_flops: int
+    missed: tuple[str, ...]
+    how: str
+    tokens: int | None = None
+    padding: int | None = None
+
+    def fact(self, parameters: int, *, frozen: bool) -> dict[str, Any]:
+        """Plain data for the journal.
+
+        Args:
+            parameters: Of the model, each once.
+            frozen: Whether some are not trained.
+        """
+        step, tokens = self.step, self.tokens
+        return {
+            "how": self.how,
+            "tokens": tokens,
+            "padding": self.padding,
+            "full": step.work.full,
+            "causal": step.work.causal,
+            "hardware": step.work.hardware,
+            "attention": step.attention,
+            "recomputed": step.recomputed,
+            "gap": gap_to_6nd(step, parameters, tokens, self.padding or 0, frozen=frozen) if tokens else None,
+            "torch_flops": self.torch_flops,
+            "missed": list(self.missed),
+            "unseen": list(step.unseen),
+        }
 
 
 class StepProbe:
@@ -45,6 +90,7 @@ class StepProbe:
         self._shadow_s = 0.0
         self.seen: Seen | None = None
         self.problem: str | None = None
+        self.news = False
 
     def refresh(self) -> None:
         """Forget everything if other parameters are trained than before, as when layers are thawed."""
@@ -87,14 +133,20 @@ class StepProbe:
         """FLOPs of a batch, `None` if unknown."""
         return None if size is None or self.problem is not None else self._works.work(size)
 
+    def note_tokens(self, tokens: int | None, padding: int | None) -> None:
+        """Say what the batch that was just counted holds."""
+        if self.seen is not None and self.news and self.seen.tokens is None:
+            self.seen.tokens, self.seen.padding = tokens, padding
+
     def _counted(self, size: BatchSize, watch: _Watch, how: str) -> None:
         step = watch.trace.result()
         self._works.counted(size, step.work)
         if self.seen is None:
+            self.news = True
             self.seen = Seen(step, watch.counter.flops, watch.counter.missed, how)
 
     def _fail(self, reason: str) -> None:
-        self.problem = reason
+        self.problem, self.news = reason, True
         warn(f"model FLOPs are unknown, and so is MFU but for the 6ND estimate: {reason}.")
 
     def _run_shadow(self, batch: Any, batch_idx: int, watch: _Watch) -> None:
@@ -115,23 +167,6 @@ class StepProbe:
 
     def _prepare(self, shadow: torch.nn.Module) -> None:
         private.make_shadow(shadow, self._trainer)
-
-
-class Seen:
-    """What the first counted batch showed.
-
-    Args:
-        step: Its FLOPs by our count.
-        torch_flops: What was executed by torch's own formulas.
-        missed: Operators that these do not know.
-        how: How it was seen.
-    """
-
-    def __init__(self, step: StepFlops, torch_flops: int, missed: tuple[str, ...], how: str) -> None:
-        self.step = step
-        self.torch_flops = torch_flops
-        self.missed = missed
-        self.how = how
 
 
 class _Watch:
@@ -169,4 +204,3 @@ class _Watch:
 
 def _trainable(module: torch.nn.Module) -> int:
     return hash(tuple(p.requires_grad for p in module.parameters()))
-

@@ -13,7 +13,6 @@ from torch.nn.parameter import UninitializedParameter
 
 from costguard.clock import Clock, SystemClock, process_start_ns
 from costguard.errors import warn
-from costguard.hardware.peaks import Peak
 from costguard.ledger.activity import ActivityMeter
 from costguard.ledger.allocation import Allocation
 from costguard.ledger.attempt import AttemptWriter
@@ -28,7 +27,8 @@ from costguard.ledger.page import read_page
 from costguard.ledger.places import read_folder
 from costguard.ledger.process_time import PROCESS
 from costguard.lightning.membership import MIRROR_PATIENCE_S, Broadcast, Membership
-from costguard.lightning.peak import device_peak
+from costguard.lightning.peak import DevicePeak, device_peak
+from costguard.lightning.probing import Seen
 from costguard.lightning.shield import metering
 from costguard.policies.gap import GapMode
 from costguard.prices import PriceBook
@@ -111,8 +111,8 @@ class Run:
         self._membership = Membership(config.root, place.rank, config.run_id, config.mirror, allocation, self._files)
         self._writer: AttemptWriter | None = None
         self._reason: str | None = None
-        self._parameters = 0
-        self._peak: Peak | None = None
+        self._parameters = self._trainable = 0
+        self._peak: DevicePeak | None = None
         start_ns, activity = PROCESS.take(self)
         self.meter = ActivityMeter(start_ns, activity, self._clock.now_ns)
 
@@ -241,8 +241,11 @@ class Run:
 
     def count_parameters(self, module: torch.nn.Module) -> None:
         """Count the module's parameters, each once; kept if more than before (a shard or a shell has fewer)."""
-        seen = {id(p): p.numel() for p in module.parameters() if not isinstance(p, UninitializedParameter)}
-        self._parameters = max(self._parameters, sum(seen.values()))
+        seen = {id(p): p for p in module.parameters() if not isinstance(p, UninitializedParameter)}
+        total = sum(p.numel() for p in seen.values())
+        if total >= self._parameters:
+            self._parameters = total
+            self._trainable = sum(p.numel() for p in seen.values() if p.requires_grad)
 
     def find_peak(self, trainer: Trainer, given: float | None) -> None:
         """Find the device's peak, once a process."""
@@ -263,13 +266,17 @@ class Run:
             self.writer.resumed(word.get("attempt") if own else None, word.get("save") if own else None, step)
         self.meter.settle(state.since_ns, state.activity, state.counters._replace(step=step))
         if self._parameters:
-            self.writer.fact("model", parameters=self._parameters)
+            self.writer.fact("model", parameters=self._parameters, trainable=self._trainable)
         if self._peak is not None:
-            peak = self._peak
-            self.writer.fact("peak", flops_per_s=peak.flops_per_s, source=peak.source, reason=peak.reason)
+            self.writer.fact("peak", **self._peak.fact())
         if self.live is not None:
             self.begin_live()
             self.live.planned_steps = trainer.max_steps if trainer.max_steps > 0 else None
+
+    def note_flops(self, seen: Seen | None, problem: str | None) -> None:
+        """Record what the first counted batch showed, or why the model's FLOPs are not counted."""
+        frozen = self._trainable < self._parameters
+        self.writer.fact("flops", reason=problem, **(seen.fact(self._parameters, frozen=frozen) if seen else {}))
 
     def move_to_padding(self, tokens: int) -> None:
         """Count as padding what was counted as tokens before the device had told which it was."""

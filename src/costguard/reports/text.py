@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from costguard.reports.names import NAMES
 from costguard.reports.wastes import remedy_of
 from costguard.units import NS_PER_HOUR, NS_PER_S, format_count, format_duration_s, format_money
 
@@ -39,7 +40,7 @@ def headline(receipt: Mapping[str, Any]) -> str:
         if spend["usd_per_hour"]:
             parts.append(f"{_money(receipt, spend['usd_per_hour'])} per hour")
     if receipt["mfu"]["step"] is not None:
-        parts.append(f"MFU {receipt['mfu']['step']:.1%} (6ND)")
+        parts.append(f"MFU {receipt['mfu']['step']:.1%} ({NAMES[receipt['mfu']['convention']]})")
     parts.append(f"{waste_ratio(receipt):.1%} of it was waste (not kept training or validation)")
     return parts[0] + ": " + ", ".join(parts[1:]) + "."
 
@@ -97,15 +98,55 @@ def _training(receipt: Mapping[str, Any]) -> Iterator[str]:
         yield f"tokens    {tokens['trained']:,} trained" + (f" ({', '.join(apart)} apart)" if apart else "")
     elif tokens["samples"] is not None:
         yield f"samples   {tokens['samples']:,} trained; tokens unknown"
-    if flops["estimate_6nd"] is not None:
-        yield f"FLOPs     {format_count(float(flops['estimate_6nd']))} by 6ND, {flops['parameters']:,} parameters"
-    if mfu["step"] is not None:
-        peak = f"{format_count(mfu['peak_flops_per_s'])}FLOP/s"
-        yield f"MFU       {mfu['step']:.1%} of train time, {mfu['billed']:.1%} of billed time (6ND)"
-        yield f"          peak {peak}, {mfu['peak_source']}"
+    yield from _flops(flops)
+    yield from _mfu(receipt)
     if plan["progress_ratio"] is not None:
         forecast = f", in all {_money(receipt, plan['forecast_total'])} at this pace" if plan["forecast_total"] else ""
         yield f"plan      {plan['progress_ratio']:.1%} of {format_count(plan['planned_tokens'])} tokens{forecast}"
+
+
+def _flops(flops: Mapping[str, Any]) -> Iterator[str]:
+    model, parameters = flops["model"], flops["parameters"]
+    of = f", {parameters:,} parameters" if parameters is not None else ""
+    if model is not None:
+        versus = f", {flops['vs_6nd_ratio']:.3f} x 6ND" if flops["vs_6nd_ratio"] else ""
+        yield f"FLOPs     {format_count(float(model['full_attention']))} of the model{versus}{of}"
+        gap = flops["gap_to_6nd"] or {}
+        shares = [f"{name} {value:+.1%}" for name, value in gap.items() if name != "total" and abs(value) >= 0.0005]
+        if shares:
+            yield f"          against 6ND {gap['total']:+.1%}: {', '.join(shares)}"
+    elif flops["estimate_6nd"] is not None:
+        yield f"FLOPs     {format_count(float(flops['estimate_6nd']))} by 6ND{of}"
+
+
+def _mfu(receipt: Mapping[str, Any]) -> Iterator[str]:
+    mfu = receipt["mfu"]
+    if mfu["step"] is None:
+        if mfu["model_flops_per_s"] is not None:
+            yield f"speed     {format_count(mfu['model_flops_per_s'])}FLOP/s a device; MFU unknown: {mfu['reason']}"
+        return
+    yield f"MFU       {mfu_line(mfu)}"
+    hfu = f", HFU {mfu['hfu']:.1%}" if mfu["hfu"] is not None else ""
+    best = f", {mfu['of_achievable']:.1%} of what a matrix product reaches here" if mfu["of_achievable"] else ""
+    billed = f"{mfu['billed']:.1%} of all billed time" if mfu["billed"] is not None else ""
+    yield f"          of train time; {billed}{hfu}{best}"
+    for alarm in mfu["alarms"]:
+        yield f"ALARM     {alarm}: the peak or the count is wrong; pass peak_flops_per_s=, or see `costguard doctor`"
+    saving = mfu["saving"]
+    if saving["money"] is not None:
+        saved = _money(receipt, saving["money"])
+        yield f"          raising it to {saving['mfu_to']:.1%} would save {saved} on the rest of the plan"
+
+
+def mfu_line(mfu: Mapping[str, Any]) -> str:
+    """MFU by each convention with its peak, in one line."""
+    by = {name: mfu["step_by_convention"].get(name) for name in ("full_attention", "causal", "6nd")}
+    known = {NAMES[name]: f"{value:.1%}" for name, value in by.items() if value is not None}
+    first, *others = known.items()
+    figures = [f"{first[1]} ({first[0]})", *(f"{value} {name}" for name, value in others)]
+    dtype = f" {mfu['dtype']} dense" if mfu["dtype"] else ""
+    peak = f"peak {format_count(mfu['peak_flops_per_s'])}FLOP/s{dtype}, {mfu['peak_source']}"
+    return " | ".join([*figures, peak])
 
 
 def _attempts(receipt: Mapping[str, Any]) -> Iterator[str]:

@@ -151,7 +151,8 @@ def _encoder_layer(out: Tensor, src: Tensor, *args: Any, **_: Any) -> Iterable[C
     yield from _inference_attention(src, src, embed // heads, heads)
 
 
-def _native_attention(out: Any, query: Tensor, key: Tensor, value: Tensor, embed: int, heads: int, *args: Any, **_: Any
+def _native_attention(
+    out: Any, query: Tensor, key: Tensor, value: Tensor, embed: int, heads: int, *args: Any, **_: Any
 ) -> Iterable[Call]:
     rows = query.numel() // embed
     products = sum(operators.product(rows, weight.numel()) for weight in (args[0], args[2]))
