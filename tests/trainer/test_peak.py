@@ -27,7 +27,7 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_users_word_wins() -> None:
     """`peak_flops_per_s` is taken as it is, and marked so."""
     assert device_peak(trainer("cpu"), 1e12).flops_per_s == 1e12
-    assert device_peak(trainer("cuda"), 1e12).source == "given: peak_flops_per_s"
+    assert device_peak(trainer("cuda"), 1e12).peak.source == "given: peak_flops_per_s"
 
 
 def test_a_cpu_is_measured() -> None:
@@ -37,8 +37,8 @@ def test_a_cpu_is_measured() -> None:
     peak = device_peak(trainer("cpu", "bf16-mixed"), None)
     assert peak.flops_per_s is not None
     assert peak.flops_per_s > 0
-    assert "measured" in peak.source
-    assert "bfloat16" in peak.source
+    assert "measured" in peak.peak.source
+    assert "bfloat16" in peak.peak.source
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -65,7 +65,7 @@ def test_a_known_card_has_the_peak_of_the_dtype_that_products_run_in(
     finally:
         torch.set_float32_matmul_precision(before)
     assert peak.flops_per_s == pytest.approx(tflops * 1e12)
-    assert "NVIDIA H200" in peak.source
+    assert "NVIDIA H200" in peak.peak.source
 
 
 @pytest.mark.usefixtures("h200")
@@ -74,5 +74,5 @@ def test_what_has_no_row_is_unknown_with_a_reason(where: tuple[str, str]) -> Non
     """No guess: the reason names the remedy."""
     peak = device_peak(trainer(*where), None)
     assert peak.flops_per_s is None
-    assert peak.reason is not None
-    assert "peak_flops_per_s" in peak.reason
+    assert peak.peak.reason is not None
+    assert "peak_flops_per_s" in peak.peak.reason

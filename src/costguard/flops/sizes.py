@@ -90,8 +90,8 @@ def _fit(sizes: Sequence[BatchSize], values: Sequence[int]) -> list[Fraction] | 
     """Solve the normal equations exactly; `None` if some counted size does not obey."""
     rows = [[Fraction(p) for p in s.powers] for s in sizes]
     n = len(rows[0])
-    matrix = [[sum(r[i] * r[j] for r in rows) for j in range(n)] for i in range(n)]
-    right = [sum(r[i] * v for r, v in zip(rows, values, strict=True)) for i in range(n)]
+    matrix = [[sum((r[i] * r[j] for r in rows), Fraction(0)) for j in range(n)] for i in range(n)]
+    right = [sum((r[i] * v for r, v in zip(rows, values, strict=True)), Fraction(0)) for i in range(n)]
     law = _solve([[*m, b] for m, b in zip(matrix, right, strict=True)])
     for size, value in zip(sizes, values, strict=True):
         if abs((_value(law, size) or 0) - value) > TOLERANCE * value:

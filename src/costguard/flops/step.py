@@ -73,6 +73,7 @@ class StepFlops:
         whole: Model FLOPs if every parameter were trained and every gradient flowed.
         recomputed: FLOPs of activations that were computed again in backward; `None` if unknown.
         lookup_parameters: Parameters that are only looked up, such as those of an embedding that is no head.
+        dtype: What most of it was computed in, such as `bfloat16`; `None` if nothing was.
         unseen: Operators whose arithmetic was seen by nobody.
     """
 
@@ -81,6 +82,7 @@ class StepFlops:
     whole: int = 0
     recomputed: int | None = 0
     lookup_parameters: int = 0
+    dtype: str | None = None
     unseen: tuple[str, ...] = ()
 
 
@@ -89,6 +91,7 @@ def step_flops(
     *,
     recomputed: int | None = 0,
     lookup_parameters: int = 0,
+    dtype: str | None = None,
     unseen: Iterable[str] = (),
 ) -> StepFlops:
     """Add up the calls of one step.
@@ -97,6 +100,7 @@ def step_flops(
         calls: Forward, each with its backward.
         recomputed: FLOPs that backward repeated.
         lookup_parameters: Parameters that are only looked up.
+        dtype: What most of it was computed in.
         unseen: Operators whose arithmetic is in none of the calls.
     """
     full = executed = attention = whole = 0
@@ -114,6 +118,7 @@ def step_flops(
         whole=whole,
         recomputed=recomputed,
         lookup_parameters=lookup_parameters,
+        dtype=dtype,
         unseen=tuple(sorted(set(unseen))),
     )
 

@@ -226,10 +226,10 @@ def count(
         all_padding = padding if all_padding is None else all_padding + padding
     if samples is not None:
         all_samples = samples if all_samples is None else all_samples + samples
-    if all_work is not None and work is not None:
-        all_work = all_work + work
-    else:
+    if all_work is None or work is None:
         all_work = None if batches else work
+    else:
+        all_work += work
     if warm:
         warmup = Warmup(warmup.batches + 1, warmup.tokens + (tokens or 0), warmup.work + (work or NO_WORK))
     values = (step, batches + 1, all_tokens, all_padding, all_samples, all_work, warmup)

@@ -293,7 +293,8 @@ class CostMonitor(Callback):
     def _try_out(self, batch: Any, batch_idx: int) -> None:
         """A batch that may be unlike those before: its first one compiles, its like is seen for the first time."""
         probe, size, meter = self._probe, self._size, self._meter
-        assert probe is not None and meter is not None
+        assert probe is not None
+        assert meter is not None
         if batch_idx == 0:
             probe.refresh()
         new = size is not None and probe.wants(size)
@@ -350,7 +351,7 @@ class CostMonitor(Callback):
             return
         if self._probe is not None and self._probe.news:
             self._probe.news = False
-            run.note_flops(self._probe.seen, self._probe.problem)
+            run.note_flops(trainer, self._probe.seen, self._probe.problem)
         self._costs()
         # Who has gone through a whole epoch without a row logs nothing at all, and gets rows of costs.
         rows = self._rows

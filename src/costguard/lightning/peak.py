@@ -12,6 +12,7 @@ from costguard.hardware.matmul import measure_matmul
 from costguard.hardware.peaks import Peak, find_peak
 
 _CPU_DTYPES = {"bf16": torch.bfloat16, "16": torch.float16, "64": torch.float64, "32": torch.float32}
+_SEEN = {"bfloat16": "bf16", "float16": "16", "float64": "64", "float32": "32"}
 _SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64", torch.float32: "fp32"}
 _GPU_DTYPES = {"bf16": "bf16", "16": "fp16", "64": "fp64"}
 
@@ -45,12 +46,13 @@ class DevicePeak:
         }
 
 
-def device_peak(trainer: Trainer, given: float | None) -> DevicePeak:
+def device_peak(trainer: Trainer, given: float | None, seen: str | None = None) -> DevicePeak:
     """Find the peak of one device.
 
     Args:
         trainer: The Trainer, its device known.
         given: The user's own word, FLOP/s.
+        seen: Torch's name of the dtype that most products were seen to run in; until then the precision's.
 
     Returns:
         The peak, or the reason why it is unknown.
@@ -59,19 +61,19 @@ def device_peak(trainer: Trainer, given: float | None) -> DevicePeak:
     if given is not None:
         return DevicePeak(Peak(given, "given: peak_flops_per_s", False, None), None)
     if device.type == "cpu":
-        dtype = _CPU_DTYPES.get(_precision(trainer), torch.float32)
+        dtype = _CPU_DTYPES.get(_precision(trainer, seen), torch.float32)
         measured = measure_matmul(device, dtype)
         return DevicePeak(Peak(measured.flops_per_s, measured.source, False, None), _SHORT[dtype])
     if device.type != "cuda":
         why = f"no peaks are known of {device.type} devices; pass peak_flops_per_s="
         return DevicePeak(Peak(None, "unknown", False, why), None)
-    return _gpu_peak(trainer, device)
+    return _gpu_peak(trainer, device, seen)
 
 
-def _gpu_peak(trainer: Trainer, device: torch.device) -> DevicePeak:
+def _gpu_peak(trainer: Trainer, device: torch.device, seen: str | None) -> DevicePeak:
     facts = torch.cuda.get_device_properties(device)
     name, capability = torch.cuda.get_device_name(device), (facts.major, facts.minor)
-    dtype = _gpu_dtype(trainer, capability)
+    dtype = _gpu_dtype(_precision(trainer, seen), capability)
     if dtype is None:
         why = f"precision {trainer.precision!r} has no row; pass peak_flops_per_s="
         return DevicePeak(Peak(None, "unknown", False, why), None)
@@ -79,12 +81,18 @@ def _gpu_peak(trainer: Trainer, device: torch.device) -> DevicePeak:
     return DevicePeak(find_peak(name, dtype, sm_count=sms, compute_capability=capability), dtype)
 
 
-def _precision(trainer: Trainer) -> str:
-    return str(trainer.precision).partition("-")[0]
+def same_dtype(dtype: str, seen: str) -> bool:
+    """Whether a peak's dtype is what torch calls `seen`; TF32 is how some cards multiply float32."""
+    names = {"bf16": "bfloat16", "fp16": "float16", "fp64": "float64", "fp32": "float32", "tf32": "float32"}
+    return names[dtype] == seen or seen not in names.values()
 
 
-def _gpu_dtype(trainer: Trainer, capability: tuple[int, int]) -> str | None:
-    precision = _precision(trainer)
+def _precision(trainer: Trainer, seen: str | None) -> str:
+    said = str(trainer.precision).partition("-")[0]
+    return _SEEN.get(seen, said) if seen is not None else said
+
+
+def _gpu_dtype(precision: str, capability: tuple[int, int]) -> str | None:
     if precision != "32":
         return _GPU_DTYPES.get(precision)
     # fp32 products run in TF32 where that is allowed and the card has it.

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
-from costguard.errors import warn
 from costguard.flops.sizes import BatchSize, WorkBySize
 from costguard.flops.step import StepFlops, Work, gap_to_6nd
 from costguard.lightning import private
@@ -140,6 +139,10 @@ class StepProbe:
 
     def _counted(self, size: BatchSize, watch: _Watch, how: str) -> None:
         step = watch.trace.result()
+        if not step.work.full:
+            what = ", ".join(step.unseen)
+            self._fail("training_step multiplied no matrices that could be seen" + (f" ({what})" if what else ""))
+            return
         self._works.counted(size, step.work)
         if self.seen is None:
             self.news = True
@@ -147,7 +150,6 @@ class StepProbe:
 
     def _fail(self, reason: str) -> None:
         self.problem, self.news = reason, True
-        warn(f"model FLOPs are unknown, and so is MFU but for the 6ND estimate: {reason}.")
 
     def _run_shadow(self, batch: Any, batch_idx: int, watch: _Watch) -> None:
         begin = time.monotonic()

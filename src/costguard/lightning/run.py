@@ -27,7 +27,7 @@ from costguard.ledger.page import read_page
 from costguard.ledger.places import read_folder
 from costguard.ledger.process_time import PROCESS
 from costguard.lightning.membership import MIRROR_PATIENCE_S, Broadcast, Membership
-from costguard.lightning.peak import DevicePeak, device_peak
+from costguard.lightning.peak import DevicePeak, device_peak, same_dtype
 from costguard.lightning.probing import Seen
 from costguard.lightning.shield import metering
 from costguard.policies.gap import GapMode
@@ -113,6 +113,7 @@ class Run:
         self._reason: str | None = None
         self._parameters = self._trainable = 0
         self._peak: DevicePeak | None = None
+        self._given_peak: float | None = None
         start_ns, activity = PROCESS.take(self)
         self.meter = ActivityMeter(start_ns, activity, self._clock.now_ns)
 
@@ -250,7 +251,17 @@ class Run:
     def find_peak(self, trainer: Trainer, given: float | None) -> None:
         """Find the device's peak, once a process."""
         if self._peak is None:
-            self._peak = device_peak(trainer, given)
+            self._given_peak, self._peak = given, device_peak(trainer, given)
+
+    def _correct_peak(self, trainer: Trainer, seen: str | None) -> None:
+        """Take the peak of what products really run in, where the Trainer's precision says otherwise."""
+        if self._peak is None or seen is None or self._given_peak is not None:
+            return
+        if self._peak.dtype is not None and not same_dtype(self._peak.dtype, seen):
+            self._peak = device_peak(trainer, None, seen)
+            self.writer.fact("peak", **self._peak.fact())
+            if self.live is not None:
+                self.live.peak_flops_per_s = self._peak.flops_per_s
 
     def begin_training(self, trainer: Trainer, word: Mapping[str, Any] | None) -> None:
         """Say what training goes on from, record the model's size and peak, and sum up what was before.
@@ -273,8 +284,9 @@ class Run:
             self.begin_live()
             self.live.planned_steps = trainer.max_steps if trainer.max_steps > 0 else None
 
-    def note_flops(self, seen: Seen | None, problem: str | None) -> None:
+    def note_flops(self, trainer: Trainer, seen: Seen | None, problem: str | None) -> None:
         """Record what the first counted batch showed, or why the model's FLOPs are not counted."""
+        self._correct_peak(trainer, seen.step.dtype if seen else None)
         frozen = self._trainable < self._parameters
         self.writer.fact("flops", reason=problem, **(seen.fact(self._parameters, frozen=frozen) if seen else {}))
 

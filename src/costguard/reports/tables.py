@@ -97,7 +97,8 @@ def verdicts(page: Page) -> str:
 
 def _figures(page: Page) -> list[tuple[str, object, object]]:
     tokens, flops, mfu, plan = (at(page.receipt, key) for key in ("tokens", "flops", "mfu", "plan"))
-    by = at(mfu, "step_by_convention") or {}
+    shown = at(mfu, "convention")
+    by = {name: value for name, value in (at(mfu, "step_by_convention") or {}).items() if name != shown}
     return [
         ("Tokens trained", _count(at(tokens, "trained")), ""),
         ("Tokens planned", _count(at(plan, "planned_tokens")), ""),
@@ -111,6 +112,7 @@ def _figures(page: Page) -> list[tuple[str, object, object]]:
         ("Work, executed", _count(at(flops, "hardware"), "FLOP"), "with recomputed activations"),
         ("Work, 6ND estimate", _count(at(flops, "estimate_6nd"), "FLOP"), ""),
         ("Peak per device", _count(at(mfu, "peak_flops_per_s"), "FLOP/s"), at(mfu, "peak_source")),
+        ("MFU of steps", _percent(at(mfu, "step")), NAMES.get(at(mfu, "convention"), "")),
         *[(f"MFU of steps, {NAMES[name]}", _percent(value), "") for name, value in by.items() if name in NAMES],
         ("MFU of all paid time", _percent(at(mfu, "billed")), NAMES.get(at(mfu, "convention"), "")),
         ("HFU of steps", _percent(at(mfu, "hfu")), "executed FLOPs, full attention"),

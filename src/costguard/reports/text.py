@@ -91,7 +91,7 @@ def _wastes(receipt: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _training(receipt: Mapping[str, Any]) -> Iterator[str]:
-    tokens, flops, mfu, plan = (receipt[k] for k in ("tokens", "flops", "mfu", "plan"))
+    tokens, flops, plan = (receipt[k] for k in ("tokens", "flops", "plan"))
     yield "TRAINING"
     if tokens["trained"] is not None:
         apart = [f"{tokens[k]:,} {k}" for k in ("rework", "padding") if tokens[k]]

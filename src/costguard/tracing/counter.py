@@ -23,14 +23,14 @@ _SIZES = frozenset(
 _OF_TORCH = frozenset({"aten", "prim", "prims", "fsdp", "c10d", "_c10d_functional", "c10d_functional", "_dtensor"})
 
 
-class TorchCounter(TorchDispatchMode):
+class TorchCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts what torch executes as `torch.utils.flop_counter.FlopCounterMode` does, by the same table of formulas.
 
     Unlike that mode a formula that fails costs a note and not the step, and what has no formula is named.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
         self._missed: Counter[str] = Counter()
 

@@ -1,7 +1,8 @@
-"""Which gradients flow, as seen at the moment of a call."""
+"""What is known of a product only at the moment of the call: which gradients will flow, and what it runs in."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,3 +20,12 @@ def parameter_of(tensor: Any) -> nn.Parameter | None:
         return tensor
     base = getattr(tensor, "_base", None)
     return base if isinstance(base, nn.Parameter) else None
+
+
+def computed_in(tensors: Sequence[Tensor]) -> str:
+    """The dtype that a product of tensors runs in, such as `bfloat16`: autocast's, where that is on."""
+    if not tensors:
+        return "unknown"
+    where = tensors[0].device.type
+    dtype = torch.get_autocast_dtype(where) if torch.is_autocast_enabled(where) else tensors[0].dtype
+    return str(dtype).removeprefix("torch.")

@@ -7,8 +7,8 @@ from math import prod
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from costguard.flops import operators
 from costguard.flops.step import Call, Kind
@@ -107,7 +107,7 @@ def _recurrent_call(
     kept = [weights[0], weights[1], *(weights[4:5] if biases else weights[2:3])]
     names = ("from_input", "from_hidden", "projection")
     layer = operators.RecurrentLayer(
-        **{name: weight.numel() for name, weight in zip(names, kept, strict=False)},  # type: ignore[arg-type]
+        **{name: weight.numel() for name, weight in zip(names, kept, strict=False)},
         trained={name: needs_gradient(weight) for name, weight in zip(names, kept, strict=False)},
         input_needs=input_needs,
         hidden_needs=hidden_needs,
@@ -175,7 +175,7 @@ def _names(*where: tuple[Any, str]) -> list[Any]:
 def _table() -> Mapping[Any, Rule]:
     vf: Any = torch._C._VariableFunctions
     rules: list[tuple[Rule, list[Any]]] = [
-        (_linear, [F.linear]),
+        (_linear, [functional.linear]),
         (
             _matmul,
             _names(
@@ -196,14 +196,14 @@ def _table() -> Mapping[Any, Rule]:
         ),
         (_einsum, [torch.einsum, torch.functional.einsum]),
         (_tensordot, [torch.tensordot]),
-        (_bilinear, [F.bilinear]),
-        (_conv, [F.conv1d, F.conv2d, F.conv3d]),
-        (_conv_transpose, [F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d]),
+        (_bilinear, [functional.bilinear]),
+        (_conv, [functional.conv1d, functional.conv2d, functional.conv3d]),
+        (_conv_transpose, [functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d]),
         (_recurrent, _names(*((vf, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")))),
         (_cell, _names(*((vf, name) for name in ("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")))),
         (_scaled_mm, _names((torch, "_scaled_mm"), (torch, "_grouped_mm"), (torch, "_scaled_grouped_mm"))),
-        (_sdpa, [F.scaled_dot_product_attention]),
-        (module_attention, [F.multi_head_attention_forward]),
+        (_sdpa, [functional.scaled_dot_product_attention]),
+        (module_attention, [functional.multi_head_attention_forward]),
         (_encoder_layer, _names((torch, "_transformer_encoder_layer_fwd"))),
         (_native_attention, _names((torch, "_native_multi_head_attention"))),
     ]

@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from costguard.flops.step import Call, StepFlops, step_flops
 from costguard.tracing.attention import flash_attention
 from costguard.tracing.masks import EVERY, Pairs, pairs_of_mask
-from costguard.tracing.needs import parameter_of
+from costguard.tracing.needs import computed_in, parameter_of
 from costguard.tracing.rules import RULES
 
 _BACKWARD = (Tensor.backward, torch.autograd.backward)
-_SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
+_SOFTMAX = (functional.softmax, torch.softmax, Tensor.softmax)
 _OF_TORCH = frozenset({"aten", "prim", "prims", "fsdp", "c10d", "_c10d_functional", "c10d_functional", "higher_order"})
 _engine: Any = getattr(torch.autograd.Variable, "_execution_engine", None)
 
@@ -41,6 +41,7 @@ class FlopTrace(TorchFunctionMode):
         self._looked_up: dict[int, int] = {}
         self._multiplied: set[int] = set()
         self._unseen: set[str] = set()
+        self._dtypes: Counter[str] = Counter()
         self._scores: dict[tuple[int, ...], int] = {}
         self._weights: dict[tuple[int, ...], Pairs] = {}
 
@@ -59,7 +60,13 @@ class FlopTrace(TorchFunctionMode):
     def result(self) -> StepFlops:
         """What was counted so far."""
         lookups = sum(n for key, n in self._looked_up.items() if key not in self._multiplied)
-        return step_flops(self._calls, recomputed=self._recomputed, lookup_parameters=lookups, unseen=self._unseen)
+        return step_flops(
+            self._calls,
+            recomputed=self._recomputed,
+            lookup_parameters=lookups,
+            dtype=max(self._dtypes, key=self._dtypes.__getitem__, default=None),
+            unseen=self._unseen,
+        )
 
     def _backward(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run backward so that what Python does in it is seen too: torch hides it from modes otherwise."""
@@ -76,7 +83,7 @@ class FlopTrace(TorchFunctionMode):
             tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
             self._note_parameters(tensors)
             self._add(func, rule(out, *args, **kwargs), tensors, out)
-        elif func is F.embedding:
+        elif func is functional.embedding:
             weight = parameter_of(args[1] if len(args) > 1 else kwargs["weight"])
             if weight is not None:
                 self._looked_up[id(weight)] = weight.numel()
@@ -104,6 +111,7 @@ class FlopTrace(TorchFunctionMode):
         again = torch._C._current_graph_task_id() != -1
         for call in calls:
             counted = self._masked(_shared(call, ranks), tensors, out)
+            self._dtypes[computed_in(tensors)] += call.forward
             if not again:
                 self._given[key] += counted.backward > 0
                 self._calls.append(counted)
@@ -148,7 +156,7 @@ class FlopTrace(TorchFunctionMode):
 
 def _engine_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
     """The engine's own arguments, `None` for a form of call that is not known here."""
-    names = ("tensors", "gradient", "retain_graph", "create_graph", "inputs")
+    names: tuple[str, ...] = ("tensors", "gradient", "retain_graph", "create_graph", "inputs")
     if func is torch.autograd.backward:
         names = ("tensors", "grad_tensors", *names[2:4], "grad_variables", "inputs")
     said = {**dict(zip(names, args, strict=False)), **kwargs}
