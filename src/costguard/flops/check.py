@@ -41,10 +41,10 @@ class Check:
         if self.ratio is None:
             return "not cross-checked: how much backward recomputes is unknown, or nothing was counted"
         seen = f"torch's FLOP counter sees {self.ratio:.1%} of what is counted here"
+        why = f"it has no formula for {', '.join(self.missed)}" if self.missed else "why is not known"
         if self.agrees:
-            return f"cross-checked: {seen}"
+            return f"cross-checked: {seen}" + (f" ({why})" if self.missed else "")
         if self.ratio < 1:
-            why = f"it has no formula for {', '.join(self.missed)}" if self.missed else "why is not known"
             return f"{seen}: {why}; shown is the count here"
         why = f"not counted here: {', '.join(self.unseen)}" if self.unseen else "more is executed than its layers need"
         return f"{seen}: {why}; shown is the count here, which is a lower bound"

@@ -69,7 +69,8 @@ class StepFlops:
 
     Args:
         work: Its FLOPs.
-        attention: Model FLOPs of attention's own products, all pairs.
+        attention: The part of it that attention's own products are, as far as it grows with the square of a
+            sequence's length; kernels that skip no masked pair execute the same whatever the lengths are.
         whole: Model FLOPs if every parameter were trained and every gradient flowed.
         recomputed: FLOPs of activations that were computed again in backward; `None` if unknown.
         lookup_parameters: Parameters that are only looked up, such as those of an embedding that is no head.
@@ -78,7 +79,7 @@ class StepFlops:
     """
 
     work: Work
-    attention: int = 0
+    attention: Work = NO_WORK
     whole: int = 0
     recomputed: int | None = 0
     lookup_parameters: int = 0
@@ -103,17 +104,16 @@ def step_flops(
         dtype: What most of it was computed in.
         unseen: Operators whose arithmetic is in none of the calls.
     """
-    full = executed = attention = whole = 0
-    causal: int | None = 0
+    work, attention, whole = NO_WORK, NO_WORK, 0
     for call in calls:
         done = call.forward + call.backward
-        executed += done
-        full += int(done * call.full)
+        full, causal = int(done * call.full), None if call.causal is None else int(done * call.causal)
+        work += Work(full, causal, done)
         whole += int(call.whole * call.full)
-        attention += int(done * call.full) if call.kind == "attention" else 0
-        causal = None if causal is None or call.causal is None else causal + int(done * call.causal)
+        if call.kind == "attention":
+            attention += Work(full, causal, done if call.full == 1 else 0)
     return StepFlops(
-        work=Work(full, causal, None if recomputed is None else executed + recomputed),
+        work=work + Work(0, 0, recomputed),
         attention=attention,
         whole=whole,
         recomputed=recomputed,
@@ -144,7 +144,7 @@ def gap_to_6nd(step: StepFlops, parameters: int, tokens: int, padding: int, *, f
     missing = step.whole - step.work.full
     parts = {
         "embeddings": -six_nd(step.lookup_parameters, tokens + padding),
-        "attention": step.attention,
+        "attention": step.attention.full,
         "frozen": -missing if frozen else 0,
         "padding": six_nd(parameters, padding),
     }

@@ -336,7 +336,7 @@ class CostMonitor(Callback):
             if self._meter is not None and self._meter.state.activity == _TRAIN:
                 self._meter.relabel(_COMPILE)
         counts = self._counter.count(batch)
-        work = probe.work(size) if probe is not None else None
+        work = probe.work(size, batch) if probe is not None else None
         if self._warm and probe is not None:
             probe.note_tokens(counts.tokens, counts.padding)
         counted = count(counters, step, *counts, work, warm=self._warm)
@@ -346,7 +346,7 @@ class CostMonitor(Callback):
     def _tick(self, trainer: Trainer) -> None:
         run = self._run
         assert run is not None
-        run.move_to_padding(self._counter.late())
+        self._take_late(run)
         if not trainer.is_global_zero:
             return
         if self._probe is not None and self._probe.news:
@@ -397,9 +397,15 @@ class CostMonitor(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Training is over: the last figures go where no row has had them."""
         run = self._metering()
-        run.move_to_padding(self._counter.late(wait=True))
+        self._take_late(run, wait=True)
         self._closing_row(trainer)
         run.meter.enter(Activity.TEARDOWN)
+
+    def _take_late(self, run: Run, *, wait: bool = False) -> None:
+        """Count what only the device knew: which tokens were padding, how long packed sequences were."""
+        run.move_to_padding(self._counter.late(wait=wait))
+        if self._probe is not None:
+            run.add_work(self._probe.late(wait=wait))
 
     def _closing_row(self, trainer: Trainer) -> None:
         if self._rows is not None and self._last_work_ns:

@@ -6,15 +6,17 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from costguard.flops.sizes import BatchSize, WorkBySize
-from costguard.flops.step import StepFlops, Work, gap_to_6nd
+from costguard.flops.step import NO_WORK, StepFlops, Work, gap_to_6nd
 from costguard.lightning import private
 from costguard.lightning.instances import Instances, Method
+from costguard.lightning.packing import PackedLengths
 from costguard.tracing.counter import TorchCounter
 from costguard.tracing.shadow import compiled_part, run_on_shadow, uncompiled
 from costguard.tracing.trace import FlopTrace
@@ -58,7 +60,7 @@ class Seen:
             "full": step.work.full,
             "causal": step.work.causal,
             "hardware": step.work.hardware,
-            "attention": step.attention,
+            "attention": step.attention.full,
             "recomputed": step.recomputed,
             "gap": gap_to_6nd(step, parameters, tokens, self.padding or 0, frozen=frozen) if tokens else None,
             "torch_flops": self.torch_flops,
@@ -83,6 +85,9 @@ class StepProbe:
         self._trainer = trainer
         self._module = module
         self._works = WorkBySize()
+        self._packing = PackedLengths()
+        self._squares = 0
+        self._per_square: tuple[Fraction | None, ...] | None = None
         self._instances = Instances()
         self._trainable = _trainable(module)
         self._watch: _Watch | None = None
@@ -105,6 +110,8 @@ class StepProbe:
         """Count the batch that is about to train."""
         part = compiled_part(self._module)
         watch = _Watch()
+        squares = self._packing.squares(batch)
+        self._squares = 0 if squares is None else int(squares)
         if part is None:
             self._watch = watch
             self._instances.wrap(self._trainer.strategy, "training_step", watch.around)
@@ -128,9 +135,26 @@ class StepProbe:
         if watch is not None and size is not None:
             self._counted(size, watch, "first step")
 
-    def work(self, size: BatchSize | None) -> Work | None:
+    def work(self, size: BatchSize | None, batch: Any) -> Work | None:
         """FLOPs of a batch, `None` if unknown."""
-        return None if size is None or self.problem is not None else self._works.work(size)
+        if size is None or self.problem is not None:
+            return None
+        work = self._works.work(size)
+        if work is None or self._per_square is None:
+            return work
+        return work + self._attention(self._packing.add(batch))
+
+    def late(self, *, wait: bool = False) -> Work:
+        """FLOPs of attention over packed sequences whose lengths have arrived from the device since the last call.
+
+        Args:
+            wait: Wait for the device; only for the end of training.
+        """
+        return NO_WORK if self._per_square is None else self._attention(self._packing.late(wait=wait))
+
+    def _attention(self, squares: int) -> Work:
+        assert self._per_square is not None
+        return Work(*(None if each is None else int(each * squares) for each in self._per_square))  # type: ignore[arg-type]
 
     def note_tokens(self, tokens: int | None, padding: int | None) -> None:
         """Say what the batch that was just counted holds."""
@@ -143,7 +167,9 @@ class StepProbe:
             what = ", ".join(step.unseen)
             self._fail("training_step multiplied no matrices that could be seen" + (f" ({what})" if what else ""))
             return
-        self._works.counted(size, step.work)
+        if self._squares and self._per_square is None:
+            self._per_square = tuple(None if part is None else Fraction(part, self._squares) for part in step.attention)
+        self._works.counted(size, step.work if self._per_square is None else step.work - step.attention)
         if self.seen is None:
             self.news = True
             self.seen = Seen(step, watch.counter.flops, watch.counter.missed, how)

@@ -13,6 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from costguard.clock import Clock, SystemClock, process_start_ns
 from costguard.errors import warn
+from costguard.flops.step import Work
 from costguard.ledger.activity import ActivityMeter
 from costguard.ledger.allocation import Allocation
 from costguard.ledger.attempt import AttemptWriter
@@ -295,6 +296,13 @@ class Run:
         state = self.meter.state
         if tokens:
             self.meter.settle(state.since_ns, state.activity, state.counters.moved_to_padding(tokens))
+
+    def add_work(self, work: Work) -> None:
+        """Count FLOPs of batches that were counted without them."""
+        state = self.meter.state
+        if work.full and state.counters.work is not None:
+            counters = state.counters._replace(work=state.counters.work + work)
+            self.meter.settle(state.since_ns, state.activity, counters)
 
     def begin_live(self) -> None:
         """Sum up what was before the training that begins now; for the first rank, whose loggers and bar show it."""

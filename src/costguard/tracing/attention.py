@@ -11,7 +11,7 @@ from torch import Tensor
 
 from costguard.flops import operators
 from costguard.flops.step import Call
-from costguard.tracing.masks import EVERY, HALF, Pairs, pairs_of_lengths, pairs_of_mask, window_pairs
+from costguard.tracing.masks import EVERY, HALF, Pairs, pairs_of_mask, window_pairs
 from costguard.tracing.needs import needs_gradient
 
 
@@ -132,9 +132,10 @@ def flash_attention(name: str, args: Sequence[Any], options: Mapping[str, Any]) 
     said = {**dict(zip(names, rest, strict=False)), **options}
     heads, size, causal = query.shape[-2], query.shape[-1], bool(said.get("causal"))
     if varlen:
+        # The kernel computes the pairs of each sequence and no others.
         queries, keys = (said[n].diff().tolist() for n in names[:2])
-        padded = sum(queries) * sum(keys)
-        pairs, shares = heads * padded, pairs_of_lengths(queries, keys, causal=causal, padded=padded)
+        pairs = heads * sum(q * k for q, k in zip(queries, keys, strict=True))
+        shares = HALF if causal else EVERY
     else:
         tokens, left = query.shape[1], said.get("window_size_left", -1)
         pairs = heads * query.shape[0] * tokens * key.shape[1]

@@ -77,19 +77,6 @@ def _causal_pairs(allowed: Tensor, kept: int) -> Pairs:
     return Pairs(Fraction(full, everything), Fraction(2 * kept - diagonal, 2 * everything))
 
 
-def pairs_of_lengths(queries: list[int], keys: list[int], *, causal: bool, padded: int) -> Pairs:
-    """Shares for packed sequences.
-
-    Args:
-        queries: Queries of each sequence.
-        keys: Keys of each.
-        causal: Whether a causal mask is on them.
-        padded: Pairs that are counted as everything.
-    """
-    share = Fraction(sum(q * k for q, k in zip(queries, keys, strict=True)), max(1, padded))
-    return Pairs(share, share / 2 if causal else share)
-
-
 def window_pairs(tokens: int, window: int, *, causal: bool) -> Pairs:
     """Shares for a sliding window of so many tokens, each token's own included.
 
