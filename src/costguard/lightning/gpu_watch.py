@@ -11,10 +11,10 @@ import torch
 
 from costguard.hardware.abilities import Device, find_abilities
 from costguard.hardware.nvml import GpuEvent, GpuReading, GpuTotals, NvmlSampler
+from costguard.hardware.torch_device import describe, is_slice
 from costguard.policies.utilization import UtilizationSignals
 
 _J_PER_KWH = 3_600_000
-_MIG = " MIG "
 _UNKNOWN = GpuReading(at_ns=0, uuid="")
 
 
@@ -192,22 +192,10 @@ class GpuWatch:
             return None, None
 
 
-def describe(device: torch.device) -> Device:
-    """Ask torch what a GPU is."""
-    facts = torch.cuda.get_device_properties(device)
-    name = torch.cuda.get_device_name(device)
-    bare = getattr(facts, "uuid", None)  # not before torch 2.4
-    # Torch leaves out the prefix by which NVML tells a card from its slice; the name of a slice has its profile.
-    uuid = None if bare is None else f"{'MIG' if _MIG in name else 'GPU'}-{str(bare).lower()}"
-    return Device(
-        name=name, uuid=uuid, sm_count=facts.multi_processor_count, compute_capability=(facts.major, facts.minor)
-    )
-
-
 def _named(device: Device, environ: Mapping[str, str]) -> str | None:
     """The UUID to watch, `None` to watch what `CUDA_VISIBLE_DEVICES` shows."""
     # CUDA may give a slice its card's UUID; the variable that picked the slice is the better word.
-    if _MIG in device.name and environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"):
+    if is_slice(device.name) and environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"):
         return None
     return device.uuid
 
