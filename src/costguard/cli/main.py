@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from costguard import __version__
-from costguard.cli import mfu, peak, report
+from costguard.cli import doctor, mfu, peak, report
 from costguard.errors import ConfigError, CostguardError, RunNotFoundError
 
 OK, INTERNAL, USAGE, MISSING = 0, 1, 2, 5
@@ -29,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     report.add_parser(commands)
     mfu.add_parser(commands)
     peak.add_parser(commands)
+    doctor.add_parser(commands)
     arguments = parser.parse_args(argv)
     try:
         code: int = arguments.run(arguments)

@@ -94,12 +94,26 @@ def find_achievable(device_name: str, uuid: str | None, dtype: str, *, folder: P
     Returns:
         The measurement; `None` if there is none, or none that can be read.
     """
+    found = _load(_path(device_name, uuid, dtype, folder))
+    same = found is not None and (found.device_name, found.uuid, found.dtype) == (device_name, uuid, dtype)
+    return found if same else None
+
+
+def all_achievable(folder: Path | None = None) -> list[Achievable]:
+    """Every measurement that was kept, by device and dtype.
+
+    Args:
+        folder: Where measurements lie; `cache_folder()` if not given.
+    """
+    found = (_load(path) for path in (folder or cache_folder()).glob("achievable-*.json"))
+    return sorted((each for each in found if each is not None), key=lambda each: (each.device_name, each.dtype))
+
+
+def _load(path: Path) -> Achievable | None:
     try:
-        data = json.loads(_path(device_name, uuid, dtype, folder).read_text(encoding="utf-8"))
-        found = _read(data)
+        return _read(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return found if (found.device_name, found.uuid, found.dtype) == (device_name, uuid, dtype) else None
 
 
 def _path(device_name: str, uuid: str | None, dtype: str, folder: Path | None) -> Path:

@@ -68,7 +68,7 @@ def why_closed(error: Exception) -> str:
 
 def text_of(value: str | bytes) -> str:
     """A text of NVML's, which old versions of nvidia-ml-py give as bytes."""
-    return value.decode() if isinstance(value, bytes) else value
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def find_cards(nvml: Any) -> FoundCards:
