@@ -8,11 +8,12 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from costguard.errors import ConfigError
-from costguard.lightning.device_clock import DeviceClock, DeviceTimes
+from costguard.lightning.device_clock import DeviceClock, DeviceTimes, clock_of
 
 MS = 1_000_000
 
@@ -227,6 +228,19 @@ def test_a_time_that_is_none_turns_the_clock_off(nonsense: Any) -> None:
     device.host(10 * MS)
     assert clock.drain() == DeviceTimes()
     assert not clock.on
+
+
+def test_only_a_device_with_a_queue_has_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU the host's clock is the device's; on a GPU timed events are made, and none before the first batch."""
+    assert clock_of(torch.device("cpu")) is None
+    asked: list[dict[str, bool]] = []
+    device = Device()
+    monkeypatch.setattr(torch.cuda, "Event", lambda **options: asked.append(options) or device.make_event())
+    clock = clock_of(torch.device("cuda:0"))
+    assert clock is not None
+    assert asked == []
+    step(device, clock, MS, MS, MS)
+    assert asked == [{"enable_timing": True}] * 2
 
 
 def test_a_ring_of_one_slot_is_refused() -> None:

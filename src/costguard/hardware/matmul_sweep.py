@@ -105,7 +105,7 @@ def sweep(
                 skipped[shape] = "one product would take longer than its share of the time"
                 continue
             try:
-                rates.append(_rate(device, dtype, shape, share, timer))
+                rates.append(measure_shape(device, _TORCH_DTYPES[dtype], shape, share, timer))
             except RuntimeError as error:  # out of memory among them
                 skipped[shape] = str(error).splitlines()[0]
     finally:
@@ -114,6 +114,30 @@ def sweep(
         reason = next(iter(skipped.values()))
         raise config_error(f"peak --dtype {dtype}: {device} cannot multiply in it ({reason}); choose another one.")
     return Sweep(tuple(rates), skipped)
+
+
+def measure_shape(
+    device: torch.device, dtype: torch.dtype, shape: Shape, seconds: float, stopwatch: Stopwatch
+) -> ShapeRate:
+    """Measure the products of one shape, after a warm-up.
+
+    Args:
+        device: Where.
+        dtype: Of both factors and the product.
+        shape: Rows, columns, inner size.
+        seconds: How long, warm-up included; at least one product runs.
+        stopwatch: What times them.
+    """
+    rows, columns, inner = shape
+    # A generator of its own: the user's random numbers stay as they are without the measurement.
+    generator = torch.Generator(device).manual_seed(0)
+    with torch.inference_mode():
+        a = torch.randn(rows, inner, device=device, generator=generator).to(dtype)
+        b = torch.randn(inner, columns, device=device, generator=generator).to(dtype)
+        out = torch.empty(rows, columns, device=device, dtype=dtype)
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            took = _times(lambda: torch.mm(a, b, out=out), seconds, stopwatch)
+    return ShapeRate(shape, _flops(shape) / statistics.median(took), _flops(shape) / min(took), len(took))
 
 
 def cpu_stopwatch(multiply: Callable[[], object], count: int) -> _Seconds:
@@ -161,29 +185,16 @@ def _flops(shape: Shape) -> int:
     return 2 * rows * columns * inner
 
 
-def _rate(device: torch.device, dtype: str, shape: Shape, seconds: float, timer: Stopwatch) -> ShapeRate:
-    rows, columns, inner = shape
-    kind = _TORCH_DTYPES[dtype]
-    generator = torch.Generator(device).manual_seed(0)
-    with torch.inference_mode():
-        a = torch.randn(rows, inner, device=device, generator=generator).to(kind)
-        b = torch.randn(inner, columns, device=device, generator=generator).to(kind)
-        out = torch.empty(rows, columns, device=device, dtype=kind)
-        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            took = _times(lambda: torch.mm(a, b, out=out), seconds, timer)
-    return ShapeRate(shape, _flops(shape) / statistics.median(took), _flops(shape) / min(took), len(took))
-
-
-def _times(multiply: Callable[[], object], seconds: float, timer: Stopwatch) -> _Seconds:
+def _times(multiply: Callable[[], object], seconds: float, stopwatch: Stopwatch) -> _Seconds:
     """Warm up, so that kernels are chosen and clocks are up, then time products until the time is over."""
     begin = time.monotonic()
-    timer(multiply, 1)
-    while True:
-        (last, *_) = timer(multiply, 1)
-        if time.monotonic() - begin >= seconds * _WARM_UP:
-            break
+    latest = stopwatch(multiply, 1)
+    if time.monotonic() - begin >= seconds:
+        return latest  # what is as slow as this needs no warm-up
+    while time.monotonic() - begin < seconds * _WARM_UP:
+        latest = stopwatch(multiply, 1)
     took: _Seconds = []
     while not took or time.monotonic() - begin < seconds:
         left = seconds - (time.monotonic() - begin)
-        took += timer(multiply, max(1, min(_BURST, int(left / last))))
+        took += stopwatch(multiply, max(1, min(_BURST, int(left / latest[-1]))))
     return took

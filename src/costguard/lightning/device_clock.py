@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
+
 from costguard.errors import config_error
 
 SLOTS = 512
@@ -167,6 +169,14 @@ class DeviceClock:
             f"data wait hidden behind queued work is unknown: an event failed ({type(error).__name__}: {why})."
         )
         self._ring, self._written, self._read, self._open, self._adjoins = [], 0, 0, None, False
+
+
+def clock_of(device: torch.device) -> DeviceClock | None:
+    """Make the clock of the device that this process trains on; `None` unless it has a queue that events can mark."""
+    if device.type != "cuda":
+        return None
+    make_event: Any = torch.cuda.Event
+    return DeviceClock(lambda: make_event(enable_timing=True))
 
 
 def _elapsed_ns(start: Event, end: Event) -> int:
