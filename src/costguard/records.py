@@ -113,5 +113,10 @@ METRICS: tuple[Metric, ...] = (
     Metric("costguard/forecast_usd", "USD", "Spend expected at the end of the plan at the present pace."),
     Metric("costguard/device_hours", "device-h", "Paid device-hours so far, over all attempts."),
     Metric("costguard/tokens", "tokens", "Tokens trained and kept so far, over all ranks, padding apart."),
+    Metric("costguard/gpu_power_w", "W", "Power that this process's GPU draws."),
+    Metric("costguard/gpu_sm_clock_mhz", "MHz", "Clock of its multiprocessors."),
+    Metric("costguard/gpu_memory_used_bytes", "bytes", "Its memory in use, by anybody."),
+    Metric("costguard/gpu_utilization_ratio", "ratio", "Share of the last second in which any kernel ran on it."),
+    Metric("costguard/energy_kwh", "kWh", "Energy it took in this attempt."),
 )
 METRIC_KEYS: frozenset[str] = frozenset(m.key for m in METRICS)

@@ -155,6 +155,16 @@ class ActivityMeter:
         """Charge the current activity, as far as it is not settled yet, to another one."""
         self.state = self.state._replace(activity=activity)
 
+    def move(self, activity: int, to: int, ns: int) -> None:
+        """Charge time of one activity to another one, at most what it has, once it is known what it really was."""
+        start, since, current, totals, counters = self.state
+        ns = min(ns, totals[activity])
+        if ns > 0:
+            sums = list(totals)
+            sums[activity] -= ns
+            sums[to] += ns
+            self.state = _new(MeterState, (start, since, current, tuple(sums), counters))
+
     def settle(self, ended_ns: int, activity: int, counters: Counters) -> None:
         """Close a piece of work that ended at `ended_ns`, count it, and charge the time since to `metering`.
 

@@ -202,6 +202,10 @@ class LiveAttempt:
                     spent = (spent or Fraction(0)) + rate.per_unit * (rate.end_ns - rate.start_ns) * devices
         return spent
 
+    def other_states(self) -> list[MeterState]:
+        """States of the attempt's other ranks that can be seen from here."""
+        return [page.state for page in self._pages()]
+
     def figures(self, state: MeterState, now_ns: int) -> Figures:
         """Read everything at one instant."""
         pages = self._pages()

@@ -15,21 +15,18 @@ except ImportError as missing:
         "or use it where your training already runs. Reading reports needs neither."
     ) from missing
 
-from costguard.flops.sizes import BatchSize
-from costguard.ledger.activity import ActivityMeter, Counters
-from costguard.ledger.attempt import count
 from costguard.lightning import private
 from costguard.lightning.batches import BatchCounter, CountTokens
-from costguard.lightning.compiling import compilations
+from costguard.lightning.device_side import DeviceSide
+from costguard.lightning.gpu_watch import GpuWatch
 from costguard.lightning.instances import Instances
 from costguard.lightning.joining import make_run
-from costguard.lightning.probing import StepProbe
 from costguard.lightning.progress import ProgressFields
 from costguard.lightning.rows import CostRows
 from costguard.lightning.run import STATE_KEY, Run
 from costguard.lightning.settings import Settings
 from costguard.lightning.shield import shielded, tell
-from costguard.lightning.sizes import BatchSizer
+from costguard.lightning.stepping import StepMeter
 from costguard.lightning.wrapping import wrap_checkpoints
 from costguard.policies.gap import GapMode
 from costguard.prices import PriceBook
@@ -118,8 +115,6 @@ class CostMonitor(Callback):
         self._bar = ProgressFields(self._said.book.currency)
         self._trainer: Trainer | None = None
         self._run: Run | None = None
-        self._meter: ActivityMeter | None = None
-        self._step: Callable[[], int] = _no_step
         self._rows: CostRows | None = None
         self._saves_are_done: Callable[[], None] = _nothing
         self._next_tick_ns = 0
@@ -127,11 +122,8 @@ class CostMonitor(Callback):
         self._came_from = int(Activity.IDLE)
         self._loaded: Mapping[str, Any] | None = None
         self._in_flight: Any = None
-        self._sizer = BatchSizer()
-        self._size: BatchSize | None = None
-        self._probe: StepProbe | None = None
-        self._warm = False
-        self._compiled = 0
+        self._steps: StepMeter | None = None
+        self._side: DeviceSide | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Only what the user said goes along into a copy or to another process."""
@@ -222,10 +214,10 @@ class CostMonitor(Callback):
         private.restore_hooks(self)
         if self._rows is not None:
             self._rows.on = False  # where somebody has wrapped on our wraps, these stay, and are silent
-        if self._probe is not None:
-            self._probe.end(None)
-        self._rows = self._trainer = self._meter = self._in_flight = self._probe = None
-        self._step = _no_step
+        if self._steps is not None:
+            self._steps.leave()
+        self._end_side()
+        self._rows = self._trainer = self._in_flight = self._steps = None
         if self._run is not None:
             self._run.meter.enter(_METERING)
             if self._run.is_open:
@@ -258,10 +250,8 @@ class CostMonitor(Callback):
         run.meter.enter(Activity.METERING)
         loaded, self._loaded = self._loaded, None
         run.begin_training(trainer, loaded)
-        self._step = private.step_counter(trainer)
-        self._probe = StepProbe(trainer, pl_module)
-        self._compiled, self._warm = compilations(), True
-        self._meter = run.meter
+        self._steps = StepMeter(trainer, pl_module, run, self._counter)
+        self._side = DeviceSide(run, GpuWatch.for_device(trainer.strategy.root_device, run.pids()))
         run.meter.enter(Activity.DATA_WAIT)
 
     def _open(self) -> Run:
@@ -278,81 +268,40 @@ class CostMonitor(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Waiting for data is over."""
-        meter = self._meter
-        if meter is None:
-            return
-        self._in_flight = batch
-        self._size = size = self._sizer.size(batch)
-        probe = self._probe
-        if self._warm or batch_idx == 0 or (probe is not None and probe.wants(size)):
-            self._try_out(batch, batch_idx)
-        else:
-            meter.enter(_TRAIN)
-
-    @shielded
-    def _try_out(self, batch: Any, batch_idx: int) -> None:
-        """A batch that may be unlike those before: its first one compiles, its like is seen for the first time."""
-        probe, size, meter = self._probe, self._size, self._meter
-        assert probe is not None
-        assert meter is not None
-        if batch_idx == 0:
-            probe.refresh()
-        new = size is not None and probe.wants(size)
-        self._warm = self._warm or new
-        meter.enter(_COMPILE if self._warm else _TRAIN)
-        if new and size is not None:
-            probe.begin(size, batch, batch_idx)
+        if self._steps is not None:
+            self._in_flight = batch
+            self._steps.begin(batch, batch_idx)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """A micro-batch is done: count it."""
-        meter = self._meter
-        if meter is None:
+        steps, run = self._steps, self._run
+        if steps is None or run is None:
             return
-        now = meter.now_ns()
+        now = run.meter.now_ns()
         try:
-            counters = meter.state.counters
-            if self._in_flight is not None:
-                self._in_flight = None
-                counters = self._counted(counters, self._step(), batch)
-            meter.settle(now, _DATA_WAIT, counters)
-            self._warm = False
+            self._in_flight = None
+            steps.end(batch, now)
             self._last_work_ns = now
             if now >= self._next_tick_ns:
                 self._next_tick_ns = now + NS_PER_S
-                with meter.span(_METERING):
-                    self._tick(trainer)
+                with run.meter.span(_METERING):
+                    self._tick(trainer, run, steps)
         except Exception as error:  # as `shielded` does, without its cost at each batch
             tell("on_train_batch_end", error)
 
-    def _counted(self, counters: Counters, step: int, batch: Any) -> Counters:
-        probe, size, compiled = self._probe, self._size, compilations()
-        if self._warm and probe is not None:
-            probe.end(size)
-        if compiled != self._compiled:
-            # What was compiled in this batch, first or again, took its time.
-            self._compiled, self._warm = compiled, True
-            if self._meter is not None and self._meter.state.activity == _TRAIN:
-                self._meter.relabel(_COMPILE)
-        counts = self._counter.count(batch)
-        work = probe.work(size, batch) if probe is not None else None
-        if self._warm and probe is not None:
-            probe.note_tokens(counts.tokens, counts.padding)
-        counted = count(counters, step, *counts, work, warm=self._warm)
-        # Tokens that could not be counted throughout are unknown, not fewer.
-        return counted._replace(tokens=None, padding=None) if self._counter.failed else counted
-
-    def _tick(self, trainer: Trainer) -> None:
-        run = self._run
-        assert run is not None
-        self._take_late(run)
-        if not trainer.is_global_zero:
+    def _tick(self, trainer: Trainer, run: Run, steps: StepMeter) -> None:
+        steps.take_late()
+        figures = run.figures()
+        if self._side is not None:
+            self._side.tick(figures, steps.seen, steps.recompiles)
+        if figures is None:
             return
-        if self._probe is not None and self._probe.news:
-            self._probe.news = False
-            run.note_flops(trainer, self._probe.seen, self._probe.problem)
-        self._costs()
+        if steps.probe.news:
+            steps.probe.news = False
+            run.note_flops(trainer, steps.probe.seen, steps.probe.problem)
+        self._bar.show(figures)
         # Who has gone through a whole epoch without a row logs nothing at all, and gets rows of costs.
         rows = self._rows
         if rows is not None and rows.users_rows == 0 and trainer.current_epoch > 0 and trainer.loggers:
@@ -363,7 +312,8 @@ class CostMonitor(Callback):
         if figures is None:
             return {}
         self._bar.show(figures)
-        return figures.metrics(self._said.book.currency)
+        more = self._side.metrics() if self._side is not None else {}
+        return {**figures.metrics(self._said.book.currency), **more}
 
     # -- what is not training ---------------------------------------------------------------------------------
 
@@ -397,15 +347,16 @@ class CostMonitor(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Training is over: the last figures go where no row has had them."""
         run = self._metering()
-        self._take_late(run, wait=True)
+        if self._steps is not None:
+            self._steps.take_late(wait=True)
         self._closing_row(trainer)
+        self._end_side()
         run.meter.enter(Activity.TEARDOWN)
 
-    def _take_late(self, run: Run, *, wait: bool = False) -> None:
-        """Count what only the device knew: which tokens were padding, how long packed sequences were."""
-        run.move_to_padding(self._counter.late(wait=wait))
-        if self._probe is not None:
-            run.add_work(self._probe.late(wait=wait))
+    def _end_side(self) -> None:
+        side, self._side = self._side, None
+        if side is not None:
+            side.end()
 
     def _closing_row(self, trainer: Trainer) -> None:
         if self._rows is not None and self._last_work_ns:
@@ -422,25 +373,14 @@ class CostMonitor(Callback):
         run = self._run
         if run is None or not run.is_open:
             return None
-        self._count_what_is_done(run)
+        if self._steps is not None and self._trainer is not None:
+            # A callback before us may save after a batch whose end we have not seen.
+            self._steps.end_early(self._in_flight, self._trainer.global_step)
         seat = run.writer.seat
         return {"v": _STATE_VERSION, "run": run.run_id, "attempt": seat.attempt, "save": run.writer.mark()}
 
-    def _count_what_is_done(self, run: Run) -> None:
-        """Count a batch whose step is done but whose end we have not seen: a callback before us may save there."""
-        trainer, state = self._trainer, run.meter.state
-        if self._in_flight is not None and trainer is not None and trainer.global_step > state.counters.step:
-            counters = self._counted(state.counters, trainer.global_step, self._in_flight)
-            self._in_flight = None
-            run.meter.settle(run.meter.now_ns(), state.activity, counters)
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Nothing to do: what the checkpoint says was read when it was loaded, for all ranks alike."""
-
-
-def _no_step() -> int:
-    """No training has begun yet."""
-    return 0
 
 
 def _nothing() -> None:

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 
+from costguard.hardware.achievable import Achievable, find_achievable
 from costguard.hardware.matmul import measure_matmul
 from costguard.hardware.peaks import Peak, find_peak
+from costguard.hardware.torch_device import describe
 
 _CPU_DTYPES = {"bf16": torch.bfloat16, "16": torch.float16, "64": torch.float64, "32": torch.float32}
 _SEEN = {"bfloat16": "bf16", "float16": "16", "float64": "64", "float32": "32"}
@@ -24,10 +26,12 @@ class DevicePeak:
     Args:
         peak: The peak, or the reason why it is unknown.
         dtype: `bf16`, `fp16`, `tf32`, `fp32`, `fp64`; `None` if unknown.
+        achievable: What `costguard peak` has measured on this very device, `None` if it was not asked.
     """
 
     peak: Peak
     dtype: str | None
+    achievable: Achievable | None = None
 
     @property
     def flops_per_s(self) -> float | None:
@@ -43,6 +47,8 @@ class DevicePeak:
             "estimated": peak.estimated,
             "dtype": self.dtype,
             "reason": peak.reason,
+            "achievable_flops_per_s": self.achievable.flops_per_s if self.achievable else None,
+            "achievable_how": self.achievable.how if self.achievable else None,
         }
 
 
@@ -77,8 +83,9 @@ def _gpu_peak(trainer: Trainer, device: torch.device, seen: str | None) -> Devic
     if dtype is None:
         why = f"precision {trainer.precision!r} has no row; pass peak_flops_per_s="
         return DevicePeak(Peak(None, "unknown", False, why), None)
-    sms = facts.multi_processor_count
-    return DevicePeak(find_peak(name, dtype, sm_count=sms, compute_capability=capability), dtype)
+    sms, uuid = facts.multi_processor_count, describe(device).uuid
+    peak = find_peak(name, dtype, sm_count=sms, compute_capability=capability)
+    return DevicePeak(peak, dtype, find_achievable(name, uuid, dtype))
 
 
 def same_dtype(dtype: str, seen: str) -> bool:

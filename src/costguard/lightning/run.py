@@ -14,7 +14,7 @@ from torch.nn.parameter import UninitializedParameter
 from costguard.clock import Clock, SystemClock, process_start_ns
 from costguard.errors import warn
 from costguard.flops.step import Work
-from costguard.ledger.activity import ActivityMeter
+from costguard.ledger.activity import ActivityMeter, MeterState
 from costguard.ledger.allocation import Allocation
 from costguard.ledger.attempt import AttemptWriter
 from costguard.ledger.devices import Paid
@@ -324,6 +324,23 @@ class Run:
     def figures(self) -> Figures | None:
         """Read the live figures now; `None` on ranks that show none."""
         return self.live.figures(self.meter.state, self._clock.now_ns()) if self.live is not None else None
+
+    def states(self) -> list[MeterState]:
+        """This rank's state, then those of the other ranks that can be seen from here."""
+        return [self.meter.state, *(self.live.other_states() if self.live is not None else ())]
+
+    def pids(self) -> list[int]:
+        """Process ids of the attempt's ranks that are known on this machine."""
+        account = read_folder(self.writer.folder, self._files)
+        here = [
+            r for r in account.of_attempt(self.writer.seat.attempt) if r.tenure.host == self._allocation.tenure.host
+        ]
+        return [r.header["pid"] for r in here if "pid" in r.header]
+
+    @property
+    def peak_dtype(self) -> str | None:
+        """What the device's peak is of, such as `tf32`."""
+        return self._peak.dtype if self._peak is not None else None
 
     # -- the end ----------------------------------------------------------------------------------------------
 
