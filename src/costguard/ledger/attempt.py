@@ -143,7 +143,7 @@ class AttemptWriter:
             self._segment.append("moved", sync=True, last=True, run=run_id)
         self._end()
 
-    def fact(self, name: str, **value: Any) -> None:
+    def fact(self, name: str, /, **value: Any) -> None:
         """Record something about the run that does not change, such as its number of parameters."""
         self._line("fact", name=name, value=value)
 

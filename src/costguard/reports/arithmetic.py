@@ -106,3 +106,23 @@ def saving_of(account: RunAccount, spend: Spend, mfu: Mapping[str, Any], plan: M
     remaining = Fraction(train) * (1 / Fraction(progress) - 1)
     saved = remaining * (1 - 1 / HIGHER_MFU)
     return {"mfu_from": step, "mfu_to": float(step * HIGHER_MFU), "money": plain(round_money(saved))}
+
+
+_J_PER_KWH = 3_600_000
+
+
+def gpus_of(account: RunAccount) -> dict[str, Any]:
+    """The receipt's `gpus`: what NVML told of each rank's GPU in each attempt, and the energy of all.
+
+    Args:
+        account: The run.
+    """
+    told = [(rank, rank.facts["gpu"]) for rank in account.ranks if "gpu" in rank.facts]
+    rows = [{"attempt": rank.seat.attempt, "rank": rank.seat.rank, **gpu} for rank, gpu in told]
+    joules = [row["energy_j"] for row in rows]
+    known = bool(rows) and len(rows) == len(account.ranks) and all(j is not None for j in joules)
+    return {
+        "energy_kwh": sum(joules) / _J_PER_KWH if known else None,
+        "energy_estimated": any(row["energy_estimated"] for row in rows) if known else None,
+        "devices": rows,
+    }

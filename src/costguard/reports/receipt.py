@@ -18,7 +18,7 @@ from costguard.ledger.ledger import DEVICE, Spend, ledger_of, outcome_spend, pri
 from costguard.ledger.lineage import steps_done
 from costguard.ledger.load import load_run
 from costguard.prices import PriceBook
-from costguard.reports.arithmetic import done_in, flops_of, mfu_of, saving_of
+from costguard.reports.arithmetic import done_in, flops_of, gpus_of, mfu_of, saving_of
 from costguard.reports.series import series_of
 from costguard.reports.wastes import ADD_PRICE, provenance_of, wastes_of
 from costguard.units import NS_PER_HOUR, NS_PER_S, plain, round_money, round_shares
@@ -109,6 +109,7 @@ def receipt_of(account: RunAccount, folder: str) -> dict[str, Any]:
         "tokens": tokens,
         "flops": flops,
         "mfu": {**mfu, "saving": saving_of(account, spend, mfu, plan)},
+        "gpus": gpus_of(account),
         "spend": money,
         "plan": plan,
         "budget": None,

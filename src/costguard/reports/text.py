@@ -100,6 +100,7 @@ def _training(receipt: Mapping[str, Any]) -> Iterator[str]:
         yield f"samples   {tokens['samples']:,} trained; tokens unknown"
     yield from _flops(flops)
     yield from _mfu(receipt)
+    yield from _gpus(receipt["gpus"])
     if plan["progress_ratio"] is not None:
         forecast = f", in all {_money(receipt, plan['forecast_total'])} at this pace" if plan["forecast_total"] else ""
         yield f"plan      {plan['progress_ratio']:.1%} of {format_count(plan['planned_tokens'])} tokens{forecast}"
@@ -136,6 +137,31 @@ def _mfu(receipt: Mapping[str, Any]) -> Iterator[str]:
     if saving["money"] is not None:
         saved = _money(receipt, saving["money"])
         yield f"          raising it to {saving['mfu_to']:.1%} would save {saved} on the rest of the plan"
+
+
+def _gpus(gpus: Mapping[str, Any]) -> Iterator[str]:
+    if gpus["energy_kwh"] is not None:
+        how = " (partly integrated from power)" if gpus["energy_estimated"] else ""
+        yield f"energy    {gpus['energy_kwh']:.4g} kWh of the GPUs while they trained{how}"
+    for gpu in gpus["devices"]:
+        figures = [
+            *([f"{gpu['power_mean_w']:.0f} W"] if gpu["power_mean_w"] is not None else []),
+            *([_clock(gpu)] if gpu["sm_clock_mean_mhz"] is not None else []),
+            *([_memory(gpu)] if gpu["memory_max_bytes"] is not None else []),
+        ]
+        if figures or gpu["problem"]:
+            what = ", ".join(figures) or gpu["problem"]
+            yield f"GPU       attempt {gpu['attempt']} rank {gpu['rank']} {gpu['name']}: {what}"
+
+
+def _clock(gpu: Mapping[str, Any]) -> str:
+    limit = f" of {gpu['sm_clock_limit_mhz']:.0f}" if gpu["sm_clock_limit_mhz"] else ""
+    return f"{gpu['sm_clock_mean_mhz']:.0f}{limit} MHz"
+
+
+def _memory(gpu: Mapping[str, Any]) -> str:
+    total = f" of {format_count(float(gpu['memory_total_bytes']))}B" if gpu["memory_total_bytes"] else ""
+    return f"at most {format_count(float(gpu['memory_max_bytes']))}B{total} of memory"
 
 
 def mfu_line(mfu: Mapping[str, Any]) -> str:
