@@ -76,6 +76,13 @@ class Size:
         attention = 2 * self.length * self.width * self.layers
         return self.tokens * 6 * (matrices + attention // (2 if convention == "causal" else 1))
 
+    def recomputed(self) -> int:
+        """FLOPs that checkpointing each block adds to a step: its forward pass but for the last product, by hand.
+
+        That one needs not be done again: its factors are known when it is reached, and its result is not asked for.
+        """
+        return self.tokens * 2 * (8 * self.width**2 + 2 * self.length * self.width) * self.layers
+
 
 TINY = Size(layers=2, width=64, heads=4, length=64, vocabulary=256, batch=4)
 
@@ -301,6 +308,8 @@ def utilization(check: Check, way: str, watch: GpuWatch | None = None) -> None:
     for convention in ("full_attention", "causal"):
         by_hand = timer.steps * check.size.flops(convention)
         check.add(f"{way}: model FLOPs, {convention}", counted.get(convention), by_hand, ",d", 0.0)
+    hardware = timer.steps * (check.size.flops("full_attention") + (way == "checkpointed") * check.size.recomputed())
+    check.add(f"{way}: hardware FLOPs", receipt["flops"].get("hardware"), hardware, ",d", 0.0)
     parameters = sum(p.numel() for p in module.parameters())
     by_hand = 6 * parameters * timer.steps * (check.size.length + 1) * check.size.batch
     check.add(f"{way}: 6ND of all tokens", receipt["flops"]["estimate_6nd"], by_hand, ",d", 0.0)
@@ -440,6 +449,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if device.type == "cuda" and not torch.cuda.is_available():
         print(f"gpu_check: torch {torch.__version__} sees no GPU; `costguard doctor` says why.", file=sys.stderr)
         return NO_GPU
+    if device.type == "cpu":
+        torch.set_num_threads(1)  # on a machine that has other work, several would wait for each other
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"lightning|torch")
     began = time.monotonic()
