@@ -31,8 +31,10 @@ def script() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["gpu_check"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SCRIPT.parent)
+        patch.setitem(sys.modules, "gpu_check", module)  # dataclasses look their module up
+        spec.loader.exec_module(module)
     return module
 
 
@@ -48,7 +50,7 @@ def test_the_count_by_hand_is_that_of_torch(script: ModuleType, way: str) -> Non
     """To the last FLOP, on the meta device, where torch's counter misses no operator; recomputation is apart."""
     size = script.TINY
     with torch.device("meta"):
-        net = script.Net(size, checkpointed=way == "checkpointed")
+        net = script.GPT(size, way).net
         tokens = torch.zeros(size.batch, size.length + 1, dtype=torch.int64)
         with FlopCounterMode(display=False) as counter:
             logits = net(tokens[:, :-1])
