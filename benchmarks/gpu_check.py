@@ -26,9 +26,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import Tensor, nn
-from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from costguard import CostguardWarning, CostMonitor, load_receipt
@@ -36,6 +33,7 @@ from costguard.hardware.abilities import Device
 from costguard.hardware.peaks import find_peak
 from costguard.hardware.torch_device import describe
 from costguard.lightning.gpu_watch import GpuWatch
+from hand_counted_gpt import GPT, TINY, Size, size_for
 
 OK, DIFFERS, NO_GPU, UNKNOWN = 0, 1, 4, 5
 WARM_UP = 5
@@ -48,112 +46,13 @@ TIME_RATIO, POWER_RATIO, MEMORY_RATIO, OVERHEAD_RATIO = 0.05, 0.15, 0.05, 0.01
 """How far figures may be apart. nvidia-smi reads at other instants."""
 
 
-@dataclass(frozen=True)
-class Size:
-    """The size of a GPT, and of a batch of it."""
-
-    layers: int
-    width: int
-    heads: int
-    length: int
-    vocabulary: int
-    batch: int
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of a batch."""
-        return self.batch * self.length
-
-    def flops(self, convention: str) -> int:
-        """FLOPs of a step, by hand.
-
-        Forward 2 and backward 4 for each weight of a matrix and each token: 3 + 1 of the attention and 4 + 4 of the
-        feed-forward layer, in units of width squared, and the head, which shares its weights with the embedding. Both
-        attention products: 2 forward and 4 backward for each pair of tokens and each channel, or half of them if the
-        causal mask is counted.
-        """
-        matrices = 12 * self.width**2 * self.layers + self.vocabulary * self.width
-        attention = 2 * self.length * self.width * self.layers
-        return self.tokens * 6 * (matrices + attention // (2 if convention == "causal" else 1))
-
-
-TINY = Size(layers=2, width=64, heads=4, length=64, vocabulary=256, batch=4)
-
-
-def size_for(memory_bytes: int) -> Size:
-    """A GPT of 420 M parameters, with as large a batch as fits easily."""
-    batch = next((count for at_least, count in ((64e9, 8), (32e9, 4), (20e9, 2)) if memory_bytes >= at_least), 1)
-    return Size(layers=12, width=1536, heads=12, length=2048, vocabulary=50304, batch=batch)
-
-
-class Block(nn.Module):
-    """Attention and feed-forward layer, without biases."""
-
-    def __init__(self, size: Size) -> None:
-        super().__init__()
-        self.heads = size.heads
-        self.norms = nn.ModuleList(nn.LayerNorm(size.width) for _ in range(2))
-        self.qkv = nn.Linear(size.width, 3 * size.width, bias=False)
-        self.out = nn.Linear(size.width, size.width, bias=False)
-        self.up = nn.Linear(size.width, 4 * size.width, bias=False)
-        self.down = nn.Linear(4 * size.width, size.width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Shape (batch, length, width)."""
-        batch, length, width = x.shape
-        q, k, v = self.qkv(self.norms[0](x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
-        return x + self.down(functional.gelu(self.up(self.norms[1](x))))
-
-
-class Net(nn.Module):
-    """A GPT whose head shares its weights with the embedding."""
-
-    def __init__(self, size: Size, checkpointed: bool) -> None:
-        super().__init__()
-        self.checkpointed = checkpointed
-        self.embedding = nn.Embedding(size.vocabulary, size.width)
-        self.positions = nn.Embedding(size.length, size.width)
-        self.blocks = nn.ModuleList(Block(size) for _ in range(size.layers))
-        self.norm = nn.LayerNorm(size.width)
-        self.head = nn.Linear(size.width, size.vocabulary, bias=False)
-        self.head.weight = self.embedding.weight
-        nn.init.normal_(self.embedding.weight, std=0.02)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Logits."""
-        x = self.embedding(tokens) + self.positions.weight[: tokens.shape[1]]
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
-        return self.head(self.norm(x))
-
-
-class GPT(LightningModule):
-    """The GPT as it is trained, in one of three ways."""
-
-    def __init__(self, size: Size, way: str) -> None:
-        super().__init__()
-        net = Net(size, way == "checkpointed")
-        self.net: Any = torch.compile(net) if way == "compiled" else net
-
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        """Cross entropy of the next token."""
-        logits = self.net(batch[:, :-1])
-        return functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """AdamW."""
-        return torch.optim.AdamW(self.parameters(), lr=1e-4, fused=True)
-
-
 class Timer(Callback):
     """Times the steps after the warm-up: by CUDA events on a GPU, by the host's clock on a CPU.
 
     Args:
         cuda: Whether it is a GPU.
         seconds: When to stop, counted from the end of the warm-up; `None` for a given number of steps.
-        watch: Read from the end of the warm-up on.
+        watch: Read from the end of the warm-up to the last step.
     """
 
     def __init__(self, cuda: bool, seconds: float | None, watch: GpuWatch | None = None) -> None:
@@ -180,6 +79,8 @@ class Timer(Callback):
         if late or self.steps == trainer.max_steps:
             self.timed = self.steps - WARM_UP
             self._mark()
+            if self.watch is not None:
+                self.watch.stop()  # what follows is idle
             trainer.should_stop = True
 
     def _mark(self) -> None:
@@ -293,7 +194,6 @@ def utilization(check: Check, way: str, watch: GpuWatch | None = None) -> None:
     with smi:
         module = check.train(way, timer, monitor)
     if watch is not None:
-        watch.stop()
         power_and_clocks(check, watch, smi)
     assert monitor.run_dir is not None
     receipt = load_receipt(monitor.run_dir).data
@@ -301,6 +201,8 @@ def utilization(check: Check, way: str, watch: GpuWatch | None = None) -> None:
     for convention in ("full_attention", "causal"):
         by_hand = timer.steps * check.size.flops(convention)
         check.add(f"{way}: model FLOPs, {convention}", counted.get(convention), by_hand, ",d", 0.0)
+    hardware = timer.steps * (check.size.flops("full_attention") + (way == "checkpointed") * check.size.recomputed())
+    check.add(f"{way}: hardware FLOPs", receipt["flops"].get("hardware"), hardware, ",d", 0.0)
     parameters = sum(p.numel() for p in module.parameters())
     by_hand = 6 * parameters * timer.steps * (check.size.length + 1) * check.size.batch
     check.add(f"{way}: 6ND of all tokens", receipt["flops"]["estimate_6nd"], by_hand, ",d", 0.0)
@@ -440,25 +342,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     if device.type == "cuda" and not torch.cuda.is_available():
         print(f"gpu_check: torch {torch.__version__} sees no GPU; `costguard doctor` says why.", file=sys.stderr)
         return NO_GPU
+    if device.type == "cpu":
+        torch.set_num_threads(1)  # on a machine that has other work, several would wait for each other
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"lightning|torch")
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         size = size_for(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else TINY
         check = Check(device, size, arguments.seconds / RUNS, folder, device.type == "cuda")
-        what = describe(device)
-        recognised(check, what)
-        watch = GpuWatch.for_device(device)
-        if watch is None:
-            why = "it is none of NVIDIA's" if check.cuda else "a CPU has no NVML"
-            check.rows.append(Row("NVML beside nvidia-smi", why, "", "UNKNOWN" if check.cuda else "NOT HERE"))
-        for way in ("eager", "compiled", "checkpointed"):
-            utilization(check, way, watch if way == "eager" else None)
-        overhead(check)
-        no_sync(check)
+        run_all(check)
     print(f"{size}, bf16-mixed, torch {torch.__version__}, {time.monotonic() - began:.0f} s")
     print("\n".join(table(check)))
     return judge(check)
+
+
+def run_all(check: Check) -> None:
+    """Fill the table."""
+    recognised(check, describe(check.device))
+    watch = GpuWatch.for_device(check.device)
+    if watch is None:
+        why = "it is none of NVIDIA's" if check.cuda else "a CPU has no NVML"
+        check.rows.append(Row("NVML beside nvidia-smi", why, "", "UNKNOWN" if check.cuda else "NOT HERE"))
+    for way in ("eager", "compiled", "checkpointed"):
+        utilization(check, way, watch if way == "eager" else None)
+    overhead(check)
+    no_sync(check)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ def describe(device: torch.device) -> Device:
         Its description; a CPU is called by its model and the threads that torch uses, since its rate depends on them.
     """
     if device.type == "cpu":
-        return Device(name=f"{_cpu_model()}, {torch.get_num_threads()} threads")
+        threads = torch.get_num_threads()
+        return Device(name=f"{_cpu_model()}, {threads} thread{'s' if threads != 1 else ''}")
     facts = torch.cuda.get_device_properties(device)
     name = torch.cuda.get_device_name(device)
     bare = getattr(facts, "uuid", None)  # not before torch 2.4
