@@ -51,6 +51,7 @@ def test_a_cpu_is_measured() -> None:
         ("32-true", "highest", 67),
         ("32-true", "high", 494.7),
         ("64-true", "highest", 67),
+        ("transformer-engine", "highest", 1979),
     ],
 )
 @pytest.mark.usefixtures("h200")
@@ -69,10 +70,18 @@ def test_a_known_card_has_the_peak_of_the_dtype_that_products_run_in(
 
 
 @pytest.mark.usefixtures("h200")
-@pytest.mark.parametrize("where", [("cuda", "transformer-engine"), ("mps", "32-true")])
+@pytest.mark.parametrize("where", [("cuda", "nf4"), ("mps", "32-true")])
 def test_what_has_no_row_is_unknown_with_a_reason(where: tuple[str, str]) -> None:
     """No guess: the reason names the remedy."""
     peak = device_peak(trainer(*where), None)
     assert peak.flops_per_s is None
     assert peak.peak.reason is not None
     assert "peak_flops_per_s" in peak.peak.reason
+
+
+@pytest.mark.parametrize(("seen", "tflops"), [("bfloat16", 989.4), ("float8_e4m3fn", 1979), ("float32", 67)])
+@pytest.mark.usefixtures("h200")
+def test_what_products_were_seen_to_run_in_beats_the_precision(seen: str, tflops: float) -> None:
+    """A strategy or a module may compute in another dtype than the Trainer's precision says."""
+    peak = device_peak(trainer("cuda", "32-true"), None, seen)
+    assert peak.flops_per_s == pytest.approx(tflops * 1e12)

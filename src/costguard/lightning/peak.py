@@ -14,9 +14,18 @@ from costguard.hardware.peaks import Peak, find_peak
 from costguard.hardware.torch_device import describe
 
 _CPU_DTYPES = {"bf16": torch.bfloat16, "16": torch.float16, "64": torch.float64, "32": torch.float32}
-_SEEN = {"bfloat16": "bf16", "float16": "16", "float64": "64", "float32": "32"}
+_SEEN = {
+    "bfloat16": "bf16",
+    "float16": "16",
+    "float64": "64",
+    "float32": "32",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+}
+"""Torch's names of dtypes, as a Trainer's precision would call them."""
 _SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64", torch.float32: "fp32"}
-_GPU_DTYPES = {"bf16": "bf16", "16": "fp16", "64": "fp64"}
+_GPU_DTYPES = {"bf16": "bf16", "16": "fp16", "64": "fp64", "fp8": "fp8", "transformer": "fp8"}
+"""Transformer Engine runs its linear layers in fp8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +34,7 @@ class DevicePeak:
 
     Args:
         peak: The peak, or the reason why it is unknown.
-        dtype: `bf16`, `fp16`, `tf32`, `fp32`, `fp64`; `None` if unknown.
+        dtype: `bf16`, `fp16`, `tf32`, `fp32`, `fp64`, `fp8`; `None` if unknown.
         achievable: What `costguard peak` has measured on this very device, `None` if it was not asked.
     """
 
@@ -90,8 +99,8 @@ def _gpu_peak(trainer: Trainer, device: torch.device, seen: str | None) -> Devic
 
 def same_dtype(dtype: str, seen: str) -> bool:
     """Whether a peak's dtype is what torch calls `seen`; TF32 is how some cards multiply float32."""
-    names = {"bf16": "bfloat16", "fp16": "float16", "fp64": "float64", "fp32": "float32", "tf32": "float32"}
-    return names[dtype] == seen or seen not in names.values()
+    names = {"bf16": "bf16", "fp16": "16", "fp64": "64", "fp32": "32", "tf32": "32", "fp8": "fp8"}
+    return seen not in _SEEN or names[dtype] == _SEEN[seen]
 
 
 def _precision(trainer: Trainer, seen: str | None) -> str:
