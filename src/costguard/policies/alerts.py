@@ -70,14 +70,15 @@ def choose_alerts(state: AlertState, verdicts: Sequence[Verdict], now_ns: int, *
     """Choose what people are told now.
 
     A stop or a refusal is always sent. Of the rest each kind is sent once in an attempt, at most three in any hour;
-    what comes beyond is held, and sent as one digest when the first of it has waited for an hour, which takes one of the
-    three places. What is only to be logged is nobody's alert.
+    what comes beyond is held, and sent as one digest when the first of it has waited for an hour, which takes one of
+    the three places. What is only to be logged is nobody's alert.
 
     Args:
         state: What was sent and what waits.
         verdicts: What came up now; may be empty, since digests fall due by time.
         now_ns: Now, on a clock that goes on over restarts (the wall clock).
-        closing: Whether this is the last call of an attempt: what waits is sent now.
+        closing: Whether this is the last call of an attempt: what waits is sent now, if there is a place; if not, it
+            stays in the state for the next attempt, so that one that crashes again and again floods nobody.
     """
     # A wall clock that was put back must not silence anyone for longer than an hour from now.
     recent = tuple(min(at, now_ns) for at in state.sent_ns if now_ns - at < NS_PER_HOUR)
@@ -89,7 +90,7 @@ def choose_alerts(state: AlertState, verdicts: Sequence[Verdict], now_ns: int, *
         elif verdict.action in _TOLD:
             state, sent = _take(state, verdict, now_ns)
             send += [verdict] if sent else []
-    if state.held and (closing or _due(state, now_ns)):
+    if state.held and len(state.sent_ns) < MAX_PER_HOUR and (closing or _waited(state.held, now_ns)):
         send.append(_digest(state.held))
         state = replace(state, held=(), sent_ns=(*state.sent_ns, now_ns))
     return Alerts(tuple(send), state)
@@ -108,10 +109,9 @@ def _hold(held: tuple[Held, ...], kind: str, message: str, now_ns: int) -> tuple
     return tuple(replace(h, count=h.count + 1, message=message) if h.kind == kind else h for h in held)
 
 
-def _due(state: AlertState, now_ns: int) -> bool:
-    # `since_ns` of the future is a clock that was put back.
-    waited = max(now_ns - h.since_ns if h.since_ns <= now_ns else NS_PER_HOUR for h in state.held)
-    return waited >= NS_PER_HOUR and len(state.sent_ns) < MAX_PER_HOUR
+def _waited(held: Sequence[Held], now_ns: int) -> bool:
+    # What is held since a time to come was held before the clock was put back.
+    return any(now_ns - h.since_ns >= NS_PER_HOUR or h.since_ns > now_ns for h in held)
 
 
 def _digest(held: Sequence[Held]) -> Verdict:
