@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from statistics import fmean, median
 
-from costguard.plan.forecast import Forecast, forecast_run, naive_total
+from costguard.plan.forecast import Forecast, forecast_run
 from costguard.plan.history import History
 from costguard.plan.series import Plan, Replay
 
@@ -137,6 +138,30 @@ def outcome_of(made: Forecast, real_ns: int, *, point: float | None = None) -> O
         forecast=band.median,
         low=band.low,
         high=band.high,
-        naive=naive_total(made.elapsed_ns, made.progress),
+        naive=made.elapsed_ns / made.progress,
         real=real_ns,
+    )
+
+
+def spend_outcome_of(made: Forecast, real: Fraction, *, point: float | None = None) -> Outcome | None:
+    """Hold a forecast to the money that the run cost.
+
+    Args:
+        made: The forecast.
+        real: Money spent on the whole run, above 0, in the forecast's currency.
+        point: Progress that it is filed under, its own by default.
+
+    Returns:
+        `None` if it forecast no money.
+    """
+    if made.spend is None or made.spent is None:
+        return None
+    low, middle, high = (float(amount) for amount in made.spend)
+    return Outcome(
+        progress=made.progress if point is None else point,
+        forecast=middle,
+        low=low,
+        high=high,
+        naive=float(made.spent) / made.progress,
+        real=float(real),
     )

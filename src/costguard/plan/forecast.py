@@ -13,6 +13,8 @@ from typing import Any
 from costguard.plan.history import History
 from costguard.plan.pace import draw_paces
 from costguard.plan.series import Plan
+from costguard.prices import PriceBook
+from costguard.records import Amount
 from costguard.units import plain, round_money
 
 DRAWS = 300
@@ -31,13 +33,16 @@ Money = Callable[[int], Fraction | None]
 class FailurePrior:
     """What is assumed of failures before any has been seen: a Gamma distribution of their rate.
 
+    By default half a failure in a quarter of a plan: two a plan on average, but none at all in about half of the runs.
+    Chosen, not measured; it counts for less than the second failure that is seen.
+
     Args:
         events: How many failures the prior is worth.
         plans: In how many whole plans they are taken to have happened.
     """
 
-    events: float = 0.15
-    plans: float = 0.1
+    events: float = 0.5
+    plans: float = 0.25
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +62,7 @@ class Forecast:
         elapsed_ns: Paid wall time by now.
         done: Units of the plan done by now.
         total: Units of the plan.
+        spent: Money by now as a decimal string, `None` if unpriced.
         total_ns: Paid wall time at the end.
         spend: Money at the end as decimal strings (low, median, high), `None` if it cannot be priced.
         parts_ns: Mean wall time that is left, by part: train, validation, checkpoint, failures.
@@ -66,7 +72,8 @@ class Forecast:
     done: int
     total: int
     total_ns: Band
-    spend: tuple[str, str, str] | None
+    spent: str | None = None
+    spend: tuple[str, str, str] | None = None
     parts_ns: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -74,12 +81,27 @@ class Forecast:
         """Share of the plan done, 0 to 1."""
         return min(1.0, self.done / self.total)
 
+    def amounts(self, device_ns: int, devices: int) -> tuple[Amount, Amount]:
+        """Median and 90th percentile at the end, as budgets are judged by.
+
+        Args:
+            device_ns: Device time by now.
+            devices: Devices paid for from now on.
+        """
+        money = (None, None) if self.spend is None else (Fraction(self.spend[1]), Fraction(self.spend[2]))
+        rest = (self.total_ns.median - self.elapsed_ns, self.total_ns.high - self.elapsed_ns)
+        middle, high = (
+            Amount(money=m, device_ns=device_ns + round(ns) * devices) for m, ns in zip(money, rest, strict=True)
+        )
+        return middle, high
+
     def to_json(self) -> dict[str, Any]:
         """Plain data that `from_json` reads back."""
         return {
             "elapsed_ns": self.elapsed_ns,
             "done": self.done,
             "total": self.total,
+            "spent": self.spent,
             "total_ns": [self.total_ns.low, self.total_ns.median, self.total_ns.high],
             "spend": None if self.spend is None else list(self.spend),
             "parts_ns": dict(self.parts_ns),
@@ -93,10 +115,22 @@ class Forecast:
             elapsed_ns=data["elapsed_ns"],
             done=data["done"],
             total=data["total"],
+            spent=data["spent"],
             total_ns=Band(low=low, median=middle, high=high),
             spend=None if data["spend"] is None else tuple(data["spend"]),
             parts_ns=dict(data["parts_ns"]),
         )
+
+
+def money_from(book: PriceBook, wall_ns: int, devices: int) -> Money:
+    """What time from an instant on will cost by a price book, whose known changes count from their dates.
+
+    Args:
+        book: The prices.
+        wall_ns: Now, wall clock in nanoseconds since the Unix epoch.
+        devices: Paid devices.
+    """
+    return lambda ns: book.device_money(wall_ns, wall_ns + ns, devices, devices)
 
 
 def forecast_run(
@@ -132,15 +166,11 @@ def forecast_run(
         elapsed_ns=now.elapsed_ns,
         done=now.done,
         total=plan.total,
+        spent=None if now.spend is None else plain(round_money(now.spend)),
         total_ns=Band(low=now.elapsed_ns + low, median=now.elapsed_ns + middle, high=now.elapsed_ns + high),
         spend=_spend(now.spend, money, (low, middle, high)),
         parts_ns={name: fmean(parts[name] for parts in rest) for name in rest[0]},
     )
-
-
-def naive_total(elapsed: float, progress: float) -> float:
-    """What the end is by the rule of three: all that was spent over all that is done."""
-    return elapsed / progress
 
 
 def _spend(spent: Fraction | None, money: Money | None, rest: Sequence[float]) -> tuple[str, str, str] | None:
@@ -168,40 +198,37 @@ class _Simulation:
 
     def run(self, draws: int) -> list[dict[str, float]]:
         """The parts of what is left, in nanoseconds, once for each draw."""
-        span = (self.done / self.plan.total, 1.0)
+        span = (min(1.0, self.done / self.plan.total), 1.0)
         paces = draw_paces(self.history.blocks, self.plan.total, span, self.random, draws)
         return [self._one(pace) for pace in paces]
 
     def _one(self, pace_ns: float) -> dict[str, float]:
-        train = pace_ns * self.left
-        history, plan = self.history, self.plan
+        train, history, plan = pace_ns * self.left, self.history, self.plan
+        validations = self._count(plan.validations, history.validation.ended)
+        saves = self._count(plan.saves, history.save.ended)
         parts = {
             "train": train,
-            "validation": self._events(
-                history.validation.durations_ns,
-                self._count(plan.validations, history.validation.ended),
-                train * VALIDATION_SHARE,
-            ),
-            "checkpoint": self._events(
-                history.save.durations_ns, self._count(plan.saves, history.save.ended), train * SAVE_SHARE
-            ),
+            "validation": self._events(history.validation.durations_ns, validations, train * VALIDATION_SHARE),
+            "checkpoint": self._events(history.save.durations_ns, saves, train * SAVE_SHARE),
         }
-        parts["failures"] = self._failures(pace_ns * (sum(parts.values()) / train if train else 1.0))
+        # What is done again is done with all that belongs to it.
+        parts["failures"] = self._failures(sum(parts.values()) / self.left if self.left else 0.0)
         return parts
 
     def _count(self, planned: int | None, ended: int) -> float | None:
-        """Events still to come."""
+        """Events still to come, `None` if nothing is known of them."""
         if planned is not None:
-            return planned - (math.floor(planned * self.done / self.plan.total) if self.history.lost_units else ended)
+            # Where work was lost, events have been paid for twice: only the place in the plan tells how many are left.
+            place = math.floor(planned * self.done / self.plan.total) if self.history.lost_units else ended
+            return max(0.0, planned - place)
         return ended * self.left / self.done if ended and self.done else None
 
     def _events(self, durations_ns: Sequence[int], count: float | None, unseen_ns: float) -> float:
-        if count == 0 or not self.left:
+        if not count or not self.left:
             return 0.0
-        if not durations_ns or count is None:
-            return unseen_ns * math.exp(self.random.gauss(0, UNSEEN_SIGMA)) if count is not None else 0.0
-        drawn = self.random.choices(durations_ns, k=len(durations_ns))
-        return fmean(drawn) * count
+        if not durations_ns:
+            return unseen_ns * math.exp(self.random.gauss(0, UNSEEN_SIGMA))
+        return fmean(self.random.choices(durations_ns, k=len(durations_ns))) * count
 
     def _failures(self, pace_ns: float) -> float:
         """Failures come with units trained, of which those done again are some."""

@@ -102,10 +102,10 @@ class History:
             self._trained(before, sample, spent)
 
     def _trained(self, before: Sample, sample: Sample, spent: Mapping[str, int]) -> None:
-        if sample.attempt > len(self.starts_ns):
+        if self._start_ns:
             self.starts_ns.append(self._start_ns)
             del self.starts_ns[:-MAX_EVENTS]
-        self._start_ns = 0
+            self._start_ns = 0
         units = sample.done - before.done
         self.trained_units += units
         ns = sum(ns for name, ns in spent.items() if name not in _APART)

@@ -14,10 +14,17 @@ TREND_SIGMA = 0.4
 """Standard deviation of the pace's change over a whole plan, relative, where it has a trend: chosen."""
 TREND_CHANCE = 0.5
 """Share of runs that are taken to have one, before anything is known: chosen."""
+DRIFT = 0.008
+"""How far what is left may differ from what was seen, relative, for no reason that shows, once a whole plan has been
+seen; it falls with the root of the share that has been: chosen."""
 NORMAL = 0.6745
 """The median of the absolute value of a standard normal variable."""
 OUTLIER = 3.0
-"""Robust standard deviations from which on a block weighs no more when a cut is chosen."""
+"""Robust standard deviations from which on a block is a straggler."""
+CUT_COST = 1.5
+"""What a block that is cut off costs, where one that fits costs 1: chosen."""
+FEW_SIGMA = 0.15
+"""Relative error of one block where there are so few that they cannot tell it themselves: chosen."""
 FEW = 4
 """With fewer blocks there is neither a cut nor a trend to be seen."""
 
@@ -29,7 +36,7 @@ class Line:
     Args:
         level_ns: Mean wall time for a unit.
         at: Progress that the level holds at.
-        slope: Relative change of the pace over a whole plan, as least squares have it; 0 with few blocks.
+        slope: Relative change of the pace over a whole plan; 0 with few blocks.
         residuals: What each block is off the line, relative.
         offsets: Progress of each block less `at`.
     """
@@ -46,9 +53,10 @@ def draw_paces(
 ) -> list[float]:
     """Draw the mean pace of what is left.
 
-    What came before the latest break (a warm-up, a change of regime) is cut off. Through the rest goes a level, or a
-    line with some probability, by how much the blocks speak for it. The errors of both are drawn by a moving-block
-    bootstrap of the residuals, so that noise with a memory widens them.
+    Stragglers are set apart, as a surcharge on all that is left. What came before the latest break (a warm-up, a
+    change of regime) is cut off. Through the rest goes a level, or a line with some probability, by how much the
+    blocks speak for it. The errors of both are drawn by a moving-block bootstrap of the residuals, so that noise with
+    a memory widens them.
 
     Args:
         blocks: At least one.
@@ -63,83 +71,87 @@ def draw_paces(
     Source:
         Künsch, The jackknife and the bootstrap for general stationary observations, Annals of Statistics 17, 1989.
     """
-    cut = find_cut(blocks, total)
-    line = fit_line(blocks[cut:], total)
-    near = _winsorized(line.residuals)
-    errors = [_error(line, near, random) for _ in range(draws)]
+    calm, surcharges = set_stragglers_apart(blocks)
+    line = fit_line(calm[find_cut(calm, total) :], total)
+    errors = _widened(line, [_error(line, random) for _ in range(draws)])
     keep, chance = _belief(line.slope, fmean(e * e for _, e in errors), len(line.residuals))
-    ahead = (left[0] + left[1]) / 2 - line.at
-    seen = 2 * (left[0] - line.at)
+    seen, ahead = 2 * (left[0] - line.at), (left[0] + left[1]) / 2 - line.at
     # What is left has noise of its own: that of as many blocks as it will be.
-    noise = math.sqrt(max(0.0, seen) / max(left[1] - left[0], 1e-9))
+    future = math.sqrt(max(0.0, seen) / max(left[1] - left[0], 1e-9))
+    drift = DRIFT * (left[1] - left[0]) / math.sqrt(max(seen, 1e-4))
+    settled = 1 + (line.slope * seen / 2 if _is_settling(line) else 0.0)
     paces = []
     for (level_error, slope_error), (future_error, _) in zip(errors, random.sample(errors, draws), strict=True):
-        relative = 1 + level_error + future_error * noise
+        relative = max(0.3, settled) + level_error + future_error * future + random.gauss(0, drift)
         if random.random() < chance:
             slope = keep * line.slope + math.sqrt(keep) * slope_error if keep else random.gauss(0, TREND_SIGMA)
             # What gets quicker levels off, as caches fill; what gets slower may go on.
             relative += slope * (ahead if slope > 0 else min(ahead, seen))
-        paces.append(line.level_ns * min(3.0, max(0.3, relative)))
+        surcharge = fmean(random.choices(surcharges, k=len(surcharges)))
+        paces.append(line.level_ns * min(3.0, max(0.2, relative)) * (1 + surcharge))
     return paces
 
 
+def set_stragglers_apart(blocks: Sequence[Block]) -> tuple[list[Block], list[float]]:
+    """Cut off what a block takes far longer than its neighbours.
+
+    Returns:
+        The blocks without it, and what it was for each, relative to them: 0 for most.
+    """
+    paces = [b.pace_ns for b in blocks]
+    around = [median(paces[max(0, i - 2) : i + 3]) for i in range(len(paces))]
+    off = [p / m - 1 if m else 0.0 for p, m in zip(paces, around, strict=True)]
+    border = OUTLIER * median(abs(o) for o in off) / NORMAL
+    if len(blocks) < 2 * FEW or not border:
+        return list(blocks), [0.0] * len(blocks)
+    calm = [m * (1 + min(o, border)) if o > border else p for p, m, o in zip(paces, around, off, strict=True)]
+    quiet = [Block(b.middle, b.units, round(c * b.units)) for b, c in zip(blocks, calm, strict=True)]
+    return quiet, [p / c - 1 for p, c in zip(paces, calm, strict=True)]
+
+
 def fit_line(blocks: Sequence[Block], total: int) -> Line:
-    """Fit level and slope, weighted with units: the level is the mean of all, stragglers do not bend the slope.
+    """Fit level and slope by least squares, weighted with units.
 
     Args:
         blocks: At least one.
         total: Units of the plan.
     """
-    weights = [b.units for b in blocks]
-    units = sum(weights)
+    units = sum(b.units for b in blocks)
     level = sum(b.ns for b in blocks) / units
     at = sum(b.middle * b.units for b in blocks) / units / total
     offsets = tuple(b.middle / total - at for b in blocks)
     relative = [b.pace_ns / level - 1 if level else 0.0 for b in blocks]
-    slope = _robust_slope(weights, offsets, relative) if len(blocks) >= FEW else 0.0
+    spread = sum(b.units * x * x for b, x in zip(blocks, offsets, strict=True))
+    slope = 0.0
+    if len(blocks) >= FEW and spread:
+        slope = sum(b.units * x * y for b, x, y in zip(blocks, offsets, relative, strict=True)) / spread
     residuals = tuple(y - slope * x for x, y in zip(offsets, relative, strict=True))
     return Line(level, at, slope, residuals, offsets)
-
-
-def _robust_slope(weights: Sequence[int], offsets: Sequence[float], values: Sequence[float]) -> float:
-    """Least squares, again and again with what is far off the line drawn nearer to it."""
-    slope, spread = 0.0, sum(w * x * x for w, x in zip(weights, offsets, strict=True))
-    pulled = values
-    for _ in range(4 if spread else 0):
-        slope = sum(w * x * y for w, x, y in zip(weights, offsets, pulled, strict=True)) / spread
-        residuals = [y - slope * x for x, y in zip(offsets, values, strict=True)]
-        pulled = [slope * x + r for x, r in zip(offsets, _winsorized(residuals), strict=True)]
-    return slope
-
-
-def _winsorized(residuals: Sequence[float]) -> list[float]:
-    """Residuals with outliers put at the border of what is none."""
-    middle = median(residuals)
-    border = OUTLIER * median(abs(r - middle) for r in residuals) / NORMAL
-    return [min(middle + border, max(middle - border, r)) for r in residuals]
 
 
 def find_cut(blocks: Sequence[Block], total: int) -> int:
     """Where the latest stretch begins that one line explains.
 
-    Each block that is cut off costs a little more than one that fits; so blocks are cut off only while they, on average,
-    fit worse than noise explains, which is measured between neighbours and knows nothing of trends and breaks.
+    Each block that is cut off costs somewhat more than one that fits; so blocks are cut off only while they, on
+    average, fit worse than noise explains, which is measured between neighbours and knows nothing of trends and breaks.
 
     Returns:
         Index of its first block; at least `FEW` are left.
     """
-    if len(blocks) < 2 * FEW:
-        return _first_cut(blocks)
-    sigma = _noise([b.pace_ns for b in blocks])
+    n, paces = len(blocks), [b.pace_ns for b in blocks]
+    if n < 2 * FEW:
+        # Of a handful of blocks, only a warm-up step can be told.
+        return int(n >= 3 and paces[0] > 1.5 * median(paces[1:]))
+    differences = _differences(paces)
+    sigma = median(abs(d) for d in differences) / NORMAL
     if not sigma:
         return 0
-    fitting = _misfit((b - a) / math.sqrt(2) / sigma for a, b in _apart([b.pace_ns for b in blocks])) / len(blocks)
+    fitting = _misfit(d / sigma for d in differences) / len(differences)
     best, best_cost = 0, math.inf
-    for cut in _candidates(len(blocks)):
-        rest = blocks[cut:]
-        line = fit_line(rest, total)
+    for cut in _candidates(n):
+        line = fit_line(blocks[cut:], total)
         misfit = _misfit(r * line.level_ns / sigma for r in line.residuals)
-        cost = misfit + fitting * (1.3 * cut + (2 * math.log(len(blocks)) if cut else 0))
+        cost = misfit + fitting * (CUT_COST * cut + (2 * math.log(n) if cut else 0))
         if cost < best_cost:
             best, best_cost = cut, cost
     return _past_transient(blocks, best, total, sigma)
@@ -157,48 +169,66 @@ def _past_transient(blocks: Sequence[Block], cut: int, total: int, sigma: float)
     return cut
 
 
-def _first_cut(blocks: Sequence[Block]) -> int:
-    """Of a handful of blocks the first is cut off if it took much longer than the others: a warm-up step."""
-    if len(blocks) < 3:
-        return 0
-    return int(blocks[0].pace_ns > 1.5 * median(b.pace_ns for b in blocks[1:]))
+def _is_settling(line: Line) -> bool:
+    """Whether the pace falls so fast, and so clearly, that this can be no trend."""
+    n, spread = len(line.residuals), sum(x * x for x in line.offsets)
+    if n < FEW or not spread or line.slope > -3 * TREND_SIGMA:
+        return False
+    error = math.sqrt(sum(r * r for r in line.residuals) / (n - 2) / spread)
+    return -line.slope > 4 * error
 
 
 def _candidates(n: int) -> list[int]:
-    """Each of the first and last few, and between them one in five."""
-    return [cut for cut in range(n - FEW + 1) if cut < 12 or cut > n - 16 or cut % 5 == 0]
+    """Each of the first and last few, and between them one in five; of many blocks, eight at least are left."""
+    least = FEW if n < 8 * FEW else 2 * FEW
+    return [cut for cut in range(n - least + 1) if cut < 12 or cut > n - 20 or cut % 5 == 0]
 
 
 def _misfit(deviations: Iterable[float]) -> float:
     return sum(min(OUTLIER, abs(deviation)) ** 2 for deviation in deviations)
 
 
-def _apart(paces: Sequence[float]) -> list[tuple[float, float]]:
-    """Pairs of blocks three apart: noise with a short memory is independent there, trends have not gone far."""
-    return list(zip(paces, paces[3:], strict=False))
+def _differences(paces: Sequence[float]) -> list[float]:
+    """Differences of blocks a little apart, as if of one block: without their trend, and past the noise's memory."""
+    apart = 6 if len(paces) >= 24 else 3
+    differences = [(b - a) / math.sqrt(2) for a, b in zip(paces, paces[apart:], strict=False)]
+    usual = median(differences)
+    return [d - usual for d in differences]
 
 
-def _noise(paces: Sequence[float]) -> float:
-    """Robust standard deviation of a pace."""
-    differences = [abs(b - a) for a, b in _apart(paces)]
-    return median(differences) / NORMAL / math.sqrt(2) if differences else 0.0
-
-
-def _error(line: Line, near: Sequence[float], random: Random) -> tuple[float, float]:
+def _error(line: Line, random: Random) -> tuple[float, float]:
     """Errors of level and slope in one bootstrap sample."""
     n = len(line.residuals)
     if n < FEW:
-        return random.gauss(0, 0.15 / math.sqrt(n)), 0.0
-    length = max(1, round(n ** (1 / 3)))
-    picked: list[int] = []
-    while len(picked) < n:
+        return random.gauss(0, FEW_SIGMA / math.sqrt(n)), 0.0
+    length = max(1, round(math.sqrt(n)))
+    resampled: list[float] = []
+    while len(resampled) < n:
         start = random.randrange(n - length + 1)
-        picked += range(start, start + length)
+        resampled += line.residuals[start : start + length]
     spread = sum(x * x for x in line.offsets)
-    level = fmean(line.residuals[i] for i in picked[:n])
-    slope = sum(x * near[i] for x, i in zip(line.offsets, picked, strict=False)) / spread if spread else 0.0
+    level = fmean(resampled[:n])
+    slope = sum(x * y for x, y in zip(line.offsets, resampled, strict=False)) / spread if spread else 0.0
     grow = math.sqrt(n / (n - 2))
     return level * grow, slope * grow
+
+
+def _widened(line: Line, errors: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Errors no smaller than an autoregressive model of the residuals has them: a bootstrap of few blocks is too sure.
+
+    Source:
+        Kendall, Note on bias in the estimation of autocorrelation, Biometrika 41, 1954.
+    """
+    n, r = len(line.residuals), line.residuals
+    variance, spread = sum(x * x for x in r) / max(1, n - 2), sum(x * x for x in line.offsets)
+    if n < FEW or not variance or not spread:
+        return errors
+    memory = sum(a * b for a, b in zip(r, r[1:], strict=False)) / sum(x * x for x in r)
+    memory = min(0.9, max(0.0, memory + (1 + 4 * max(0.0, memory)) / n))
+    longrun = variance * (1 + memory) / (1 - memory)
+    level, slope = (math.sqrt(fmean(e[i] ** 2 for e in errors)) for i in (0, 1))
+    wider = max(1.0, math.sqrt(longrun / n) / level), max(1.0, math.sqrt(longrun / spread) / slope)
+    return [(a * wider[0], b * wider[1]) for a, b in errors]
 
 
 def _belief(slope: float, variance: float, n: int) -> tuple[float, float]:
