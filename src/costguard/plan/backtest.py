@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -138,7 +139,7 @@ def outcome_of(made: Forecast, real_ns: int, *, point: float | None = None) -> O
         forecast=band.median,
         low=band.low,
         high=band.high,
-        naive=made.elapsed_ns / made.progress,
+        naive=made.elapsed_ns / made.progress if made.progress else math.inf,
         real=real_ns,
     )
 
@@ -162,6 +163,6 @@ def spend_outcome_of(made: Forecast, real: Fraction, *, point: float | None = No
         forecast=middle,
         low=low,
         high=high,
-        naive=float(made.spent) / made.progress,
+        naive=float(made.spent) / made.progress if made.progress else math.inf,
         real=float(real),
     )

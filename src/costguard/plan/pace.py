@@ -233,10 +233,10 @@ def _widened(line: Line, errors: list[tuple[float, float]]) -> list[tuple[float,
 
 def _belief(slope: float, variance: float, n: int) -> tuple[float, float]:
     """How much of a slope is believed if there is a trend, and the probability that there is one."""
-    if n < FEW or variance <= 0:
+    if n < FEW:
         return 0.0, TREND_CHANCE
-    prior = TREND_SIGMA**2
-    wide, narrow = variance + prior, variance
+    prior, narrow = TREND_SIGMA**2, max(variance, 1e-12)
+    wide = narrow + prior
     log_odds = -0.5 * math.log(wide / narrow) + 0.5 * slope**2 * (1 / narrow - 1 / wide)
     odds = math.exp(min(50.0, log_odds)) * TREND_CHANCE / (1 - TREND_CHANCE)
     return prior / wide, odds / (1 + odds)
