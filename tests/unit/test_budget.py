@@ -272,6 +272,20 @@ def test_a_start_that_would_stop_at_once_is_refused(
     assert admit(Budget(limit_usd=least), facts(spent, reserve)) is None
 
 
+def test_a_start_has_its_own_price() -> None:
+    """A budget that would be used up by starting and stopping is refused, and the sentence says both."""
+    small, start = Budget(limit_usd=3), usd("1.25")
+    assert admit(small, facts(1, "0.5")) is None
+    assert admit(small, facts(1, "0.5"), start) is None
+    refusal = admit(small, facts(1, "0.75"), start)
+    assert refusal is not None
+    assert refusal.message == (
+        "Not started: $1.00 is spent, starting costs $1.25 and stopping costs up to $0.7500, which leaves nothing of "
+        "$3.00 for the run; the least budget that works is $3.01."
+    )
+    assert admit(small, facts(1, "0.75"), Amount(device_ns=5)) is None  # unpriced: unknown is no reason
+
+
 def test_the_tightest_of_several_budgets_decides() -> None:
     """All speak, in the order of actions, and one stop is enough."""
     budgets = [HUNDRED, Budget(limit_gpu_hours=10), Budget(limit_usd=20, scope="day")]

@@ -91,27 +91,30 @@ class Evaluation:
     fired: frozenset[Mark]
 
 
-def admit(budget: Budget, facts: Facts) -> Verdict | None:
-    """Judge whether a run may start: not if it would have to stop at once.
+def admit(budget: Budget, facts: Facts, start: Amount | None = None) -> Verdict | None:
+    """Judge whether a run may start: not if it would have to stop before its first step.
 
     Args:
         budget: The budget.
         facts: What it is judged by, before the start.
+        start: What it takes to get to the first step, as earlier attempts have shown; nothing if unknown.
 
     Returns:
         A verdict with action `refuse` that names the least workable budget, `None` if the run may start.
     """
     spent, reserve = budget.measure(facts.spent), budget.measure(facts.reserve)
-    if spent is None or reserve is None or spent + reserve < budget.stop_line:
+    first = (budget.measure(start) if start else None) or Fraction(0)
+    if spent is None or reserve is None or spent + first + reserve < budget.stop_line:
         return None
-    least = _least_limit(budget, spent + reserve)
-    show, scope = budget.show, _scope(budget, facts)
+    least = _least_limit(budget, spent + first + reserve)
+    show, whole = budget.show, f"{budget.show(budget.limit)} for {_scope(budget, facts)}"
     if spent >= budget.stop_line:
-        reason, why = BudgetReason.SPENT_BEFORE_START, f"{show(spent)} of {show(budget.limit)} for {scope} is spent"
+        reason, why = BudgetReason.SPENT_BEFORE_START, f"{show(spent)} of {whole} is spent"
     else:
         reason = BudgetReason.BELOW_RESERVE
-        why = f"{show(spent)} is spent and stopping costs up to {show(reserve)}, which leaves nothing of "
-        why += f"{show(budget.limit)} for {scope}"
+        starting = f", starting costs {show(first)}" if first else ""
+        why = f"{show(spent)} is spent{starting} and stopping costs up to {show(reserve)}"
+        why += f", which leaves nothing of {whole}"
     message = f"Not started: {why}; the least budget that works is {show(least)}."
     return _verdict(budget, facts, Action.REFUSE, reason.value, message, least_limit=_number(least))
 
