@@ -48,7 +48,7 @@ def test_each_point_is_forecast_when_it_is_first_reached() -> None:
     def forecaster(history: History, plan: Plan) -> Forecast | None:
         assert history.latest is not None
         seen.append((history.latest.done / plan.total, history.latest.elapsed_ns))
-        now = float(history.latest.elapsed_ns)
+        now = history.latest.elapsed_ns
         band = Band(low=now, median=now, high=now)
         return Forecast(elapsed_ns=history.latest.elapsed_ns, done=history.latest.done, total=plan.total, total_ns=band)
 
@@ -62,7 +62,7 @@ def test_each_point_is_forecast_when_it_is_first_reached() -> None:
 def test_forecasts_from_a_journal_are_scored_alike() -> None:
     """Plain data that was kept is held to time and money as if it were made now."""
     made = Forecast(
-        elapsed_ns=40 * NS, done=25, total=100, total_ns=Band(low=90e9, median=120e9, high=150e9), spent="4",
+        elapsed_ns=40 * NS, done=25, total=100, total_ns=Band(low=90 * NS, median=120 * NS, high=150 * NS), spent="4",
         spend=("9", "12", "15"),
     )  # fmt: skip
     kept = Forecast.from_json(json.loads(json.dumps(made.to_json())))

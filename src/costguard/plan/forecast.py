@@ -12,7 +12,7 @@ from typing import Any
 
 from costguard.plan.history import History
 from costguard.plan.pace import draw_paces
-from costguard.plan.series import Plan
+from costguard.plan.series import Plan, Sample
 from costguard.prices import PriceBook
 from costguard.records import Amount
 from costguard.units import plain, round_money
@@ -47,11 +47,11 @@ class FailurePrior:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Band:
-    """A distribution in three numbers: one in ten is below `low`, one in ten above `high`."""
+    """A distribution in three numbers, in nanoseconds: one in ten is below `low`, one in ten above `high`."""
 
-    low: float
-    median: float
-    high: float
+    low: int
+    median: int
+    high: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +74,7 @@ class Forecast:
     total_ns: Band
     spent: str | None = None
     spend: tuple[str, str, str] | None = None
-    parts_ns: Mapping[str, float] = field(default_factory=dict)
+    parts_ns: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def progress(self) -> float:
@@ -90,9 +90,7 @@ class Forecast:
         """
         money = (None, None) if self.spend is None else (Fraction(self.spend[1]), Fraction(self.spend[2]))
         rest = (self.total_ns.median - self.elapsed_ns, self.total_ns.high - self.elapsed_ns)
-        middle, high = (
-            Amount(money=m, device_ns=device_ns + round(ns) * devices) for m, ns in zip(money, rest, strict=True)
-        )
+        middle, high = (Amount(money=m, device_ns=device_ns + ns * devices) for m, ns in zip(money, rest, strict=True))
         return middle, high
 
     def to_json(self) -> dict[str, Any]:
@@ -158,9 +156,8 @@ def forecast_run(
     now = history.latest
     if now is None or not history.blocks:
         return None
-    simulation = _Simulation(history, plan, failures or FailurePrior(), Random(seed))
-    rest = simulation.run(draws)
-    totals = sorted(sum(parts.values()) for parts in rest)
+    rest = _Simulation(history, now, plan, failures or FailurePrior(), Random(seed)).run(draws)
+    totals = sorted(round(sum(parts.values())) for parts in rest)
     low, middle, high = (totals[min(draws - 1, int(share * draws))] for share in (0.1, 0.5, 0.9))
     return Forecast(
         elapsed_ns=now.elapsed_ns,
@@ -169,14 +166,14 @@ def forecast_run(
         spent=None if now.spend is None else plain(round_money(now.spend)),
         total_ns=Band(low=now.elapsed_ns + low, median=now.elapsed_ns + middle, high=now.elapsed_ns + high),
         spend=_spend(now.spend, money, (low, middle, high)),
-        parts_ns={name: fmean(parts[name] for parts in rest) for name in rest[0]},
+        parts_ns={name: round(fmean(parts[name] for parts in rest)) for name in rest[0]},
     )
 
 
-def _spend(spent: Fraction | None, money: Money | None, rest: Sequence[float]) -> tuple[str, str, str] | None:
+def _spend(spent: Fraction | None, money: Money | None, rest: Sequence[int]) -> tuple[str, str, str] | None:
     if spent is None or money is None:
         return None
-    amounts = [money(round(ns)) for ns in rest]
+    amounts = [money(ns) for ns in rest]
     if any(amount is None for amount in amounts):
         return None
     low, middle, high = (plain(round_money(spent + amount)) for amount in amounts if amount is not None)
@@ -186,14 +183,12 @@ def _spend(spent: Fraction | None, money: Money | None, rest: Sequence[float]) -
 class _Simulation:
     """Draws what is left of a run."""
 
-    def __init__(self, history: History, plan: Plan, failures: FailurePrior, random: Random) -> None:
-        assert history.latest is not None
+    def __init__(self, history: History, now: Sample, plan: Plan, failures: FailurePrior, random: Random) -> None:
         self.history = history
         self.plan = plan
         self.failures = failures
         self.random = random
-        self.done = history.latest.done
-        self.elapsed_ns = history.latest.elapsed_ns
+        self.done = now.done
         self.left = max(0, plan.total - self.done)
 
     def run(self, draws: int) -> list[dict[str, float]]:

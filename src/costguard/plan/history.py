@@ -75,7 +75,7 @@ class History:
         self.starts_ns: list[int] = []
         """What the start of each attempt took, the gap before it included."""
         self.lost_units: list[int] = []
-        """Units thrown away at each restart."""
+        """Units thrown away each time that a run went back."""
         self.trained_units = 0
         """Units trained, those thrown away included."""
         self._span = 0
@@ -94,8 +94,8 @@ class History:
         spent = {name: ns - before.activities_ns.get(name, 0) for name, ns in sample.activities_ns.items()}
         self.validation.see(sample.validations, spent.get(Activity.VALIDATION.label, 0))
         self.save.see(sample.saves, spent.get(Activity.CHECKPOINT.label, 0))
-        if sample.attempt > before.attempt or sample.done < before.done:
-            self.lost_units.append(max(0, before.done - sample.done))
+        if sample.done < before.done:
+            self.lost_units.append(before.done - sample.done)
             del self.lost_units[:-MAX_EVENTS]
         self._start_ns += sum(ns for name, ns in spent.items() if name in _ONCE)
         if sample.done > before.done:
