@@ -240,6 +240,18 @@ def test_stragglers_are_set_apart_and_not_lost() -> None:
     assert abs(fit_line(calm, 40).slope) < 0.05
 
 
+@pytest.mark.parametrize("slow", [[300.0], [300.0, 80.0], [300.0, 80.0, 40.0, 20.0]])
+def test_first_steps_that_compile_do_not_come_again(slow: list[float]) -> None:
+    """Steps of 300 s at the beginning, taken for training, are not spread over what is left."""
+    run, elapsed, random = [], 0, Random(4)
+    for done in range(1, 51):
+        seconds = slow[done - 1] if done <= len(slow) else 10 * (1 + random.gauss(0, 0.02))
+        elapsed += round(seconds * NS)
+        run.append(Sample(elapsed_ns=elapsed, done=done, activities_ns={"train": elapsed}))
+    made = total_of(history_of(run), Plan(total=1000))
+    assert made.total_ns.median == pytest.approx(elapsed + 9500 * NS, rel=0.05)
+
+
 def test_a_trend_is_followed_once_it_shows() -> None:
     """Of a pace that grows by half over the plan, a quarter is enough for 5%; the rule of three is 13% short."""
     run, elapsed, random = [], 0, Random(3)

@@ -17,6 +17,8 @@ TREND_CHANCE = 0.5
 DRIFT = 0.008
 """How far what is left may differ from what was seen, relative, for no reason that shows, once a whole plan has been
 seen; it falls with the root of the share that has been: chosen."""
+MAX_DRIFT = 0.25
+"""The same at the very beginning."""
 NORMAL = 0.6745
 """The median of the absolute value of a standard normal variable."""
 OUTLIER = 3.0
@@ -78,7 +80,7 @@ def draw_paces(
     seen, ahead = 2 * (left[0] - line.at), (left[0] + left[1]) / 2 - line.at
     # What is left has noise of its own: that of as many blocks as it will be.
     future = math.sqrt(max(0.0, seen) / max(left[1] - left[0], 1e-9))
-    drift = DRIFT * (left[1] - left[0]) / math.sqrt(max(seen, 1e-4))
+    drift = min(MAX_DRIFT, DRIFT / math.sqrt(max(seen, 1e-9))) * (left[1] - left[0])
     settled = 1 + (line.slope * seen / 2 if _is_settling(line) else 0.0)
     paces = []
     for (level_error, slope_error), (future_error, _) in zip(errors, random.sample(errors, draws), strict=True):
@@ -96,7 +98,8 @@ def set_stragglers_apart(blocks: Sequence[Block]) -> tuple[list[Block], list[flo
     """Cut off what a block takes far longer than its neighbours.
 
     Returns:
-        The blocks without it, and what it was for each, relative to them: 0 for most.
+        The blocks without it, and what it was for each, relative to them: 0 for most, and for those a run began with,
+        since a first step that compiles does not come again.
     """
     paces = [b.pace_ns for b in blocks]
     around = [median(paces[max(0, i - 2) : i + 3]) for i in range(len(paces))]
@@ -106,7 +109,8 @@ def set_stragglers_apart(blocks: Sequence[Block]) -> tuple[list[Block], list[flo
         return list(blocks), [0.0] * len(blocks)
     calm = [m * (1 + min(o, border)) if o > border else p for p, m, o in zip(paces, around, off, strict=True)]
     quiet = [Block(b.middle, b.units, round(c * b.units)) for b, c in zip(blocks, calm, strict=True)]
-    return quiet, [p / c - 1 for p, c in zip(paces, calm, strict=True)]
+    steady = next((i for i, o in enumerate(off) if o <= border), 0)
+    return quiet, [p / c - 1 if i >= steady else 0.0 for i, (p, c) in enumerate(zip(paces, calm, strict=True))]
 
 
 def fit_line(blocks: Sequence[Block], total: int) -> Line:
