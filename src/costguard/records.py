@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from fractions import Fraction
 from typing import Any
 
 
@@ -56,6 +57,31 @@ class Action(str, Enum):
     WARN = "warn"
     STOP = "stop"
     REFUSE = "refuse"
+
+
+ACTIONS_IN_ORDER: tuple[Action, ...] = (Action.LOG, Action.WARN, Action.ALERT, Action.STOP, Action.REFUSE)
+"""What is done first where several things are to be done: what informs comes before what ends the process."""
+ENDING_ACTIONS: frozenset[Action] = frozenset({Action.STOP, Action.REFUSE})
+"""Actions that end a run or keep it from starting: never delayed, never folded into a digest."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Amount:
+    """What something cost or will cost, in both things that can be limited.
+
+    Args:
+        money: Exact money, `None` if unpriced.
+        device_ns: Device time in nanoseconds, >= 0.
+    """
+
+    money: Fraction | None = None
+    device_ns: int = 0
+
+    def __add__(self, other: Amount) -> Amount:
+        """Add both; the money of a sum with an unpriced part is unknown."""
+        known = self.money is not None and other.money is not None
+        money = self.money + other.money if known else None  # type: ignore[operator]
+        return Amount(money=money, device_ns=self.device_ns + other.device_ns)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
