@@ -19,6 +19,7 @@ from costguard.ledger.layout import Seat
 from costguard.ledger.ledger import ledger_of, price_ledger
 from costguard.ledger.lineage import kept_work
 from costguard.ledger.page import PageReading, read_page
+from costguard.ledger.spending import Spent, device_spent, spent_by
 from costguard.prices import PriceBook
 from costguard.records import Activity
 from costguard.units import NS_PER_HOUR, NS_PER_S
@@ -179,11 +180,31 @@ class LiveAttempt:
         self._wall_offset_ns = wall_offset_ns
         self._planned_tokens = planned_tokens
         self._before = _Before.of(account, seat.attempt)
+        earlier = [r for r in account.ranks if r.seat.attempt < seat.attempt]
+        gaps = [g for g in account.gaps if g.earlier.attempt < seat.attempt]
+        self._earlier = replace(account, ranks=earlier, gaps=gaps)
         self._pace_from: tuple[Fraction, Fraction] | None = None
         self._minute: deque[tuple[int, int | None, int | None]] = deque()
         self.parameters: int | None = None
         self.peak_flops_per_s: float | None = None
         self.planned_steps: int | None = None
+
+    def spent(self, state: MeterState, now_ns: int, begin_wall_ns: int = 0) -> Spent:
+        """Money and device time of all attempts, exactly, since an instant.
+
+        Args:
+            state: This rank's state.
+            now_ns: Now, on the meter's clock.
+            begin_wall_ns: Wall clock in nanoseconds since the epoch; from the run's begin by default.
+        """
+        pages = self._pages()
+        total = spent_by(self._earlier, begin_wall_ns, now_ns + self._wall_offset_ns)
+        unseen = self._paid.total - len(pages)
+        for start_ns, devices in [(state.start_ns, unseen), *((p.state.start_ns, 1) for p in pages)]:
+            begin = max(start_ns + self._wall_offset_ns, begin_wall_ns)
+            end = now_ns + self._wall_offset_ns
+            total = total.plus(device_spent(self._book, begin, end, devices, self._paid.total))
+        return total
 
     def spend_at(self, state: MeterState, now_ns: int, others: Sequence[PageReading] = ()) -> Fraction | None:
         """Money so far, exactly, as far as there are prices; `None` if nothing has one.
