@@ -25,6 +25,41 @@ class RunNotFoundError(CostguardError, LookupError):
     """A place was named that does not hold exactly one readable run."""
 
 
+STOPPED_CODE = 93
+"""Exit code of a process that was stopped for good; NVIDIA's resiliency launcher reads it as "do not start again"."""
+
+
+class StartRefused(SystemExit):
+    """A run must not start: its budget is spent, or it was stopped for good. Ends the process with code 93.
+
+    Args:
+        message: One sentence with the reason and the remedy.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(STOPPED_CODE)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class StoppedForGood(SystemExit):
+    """A run was stopped in order and must not be taken for finished. Ends the process with its code.
+
+    Args:
+        message: One sentence with the reason.
+        code: Exit code.
+    """
+
+    def __init__(self, message: str, code: int = STOPPED_CODE) -> None:
+        super().__init__(code)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
 class CostguardWarning(UserWarning):
     """Something is lost, unknown or estimated; training goes on."""
 

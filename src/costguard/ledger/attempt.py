@@ -18,7 +18,7 @@ from costguard.ledger.layout import Seat
 from costguard.ledger.mirror import Mirror, MirrorThread
 from costguard.ledger.page import PAGE_BYTES, Page
 from costguard.ledger.segment import Segment
-from costguard.records import Verdict
+from costguard.records import ENDING_ACTIONS, Verdict
 from costguard.units import NS_PER_S
 
 BEAT_S = 0.25
@@ -155,7 +155,9 @@ class AttemptWriter:
     def verdict(self, verdict: Verdict) -> None:
         """Record a decision."""
         fields = {name: getattr(verdict, name) for name in ("reason", "message", "step", "spend")}
-        self._line("verdict", judged=verdict.kind, action=verdict.action.value, **fields)
+        evidence = dict(verdict.evidence)
+        ends = verdict.action in ENDING_ACTIONS
+        self._line("verdict", sync=ends, judged=verdict.kind, action=verdict.action.value, evidence=evidence, **fields)
 
     def close(self, reason: str | None, exit_ns: int, at_ns: int | None = None) -> None:
         """Write the last line and end; twice is the same as once.

@@ -20,7 +20,7 @@ from costguard.lightning.batches import BatchCounter, CountTokens
 from costguard.lightning.device_side import DeviceSide
 from costguard.lightning.gpu_watch import GpuWatch
 from costguard.lightning.instances import Instances
-from costguard.lightning.joining import make_run
+from costguard.lightning.joining import agreed_book, callbacks_of, make_run
 from costguard.lightning.progress import ProgressFields
 from costguard.lightning.rows import CostRows
 from costguard.lightning.run import STATE_KEY, Run
@@ -112,7 +112,8 @@ class CostMonitor(Callback):
         """What belongs to one process, and is made anew in a copy or a forked one."""
         self._counter = BatchCounter(self._said.count_tokens)
         self._instances = Instances()
-        self._bar = ProgressFields(self._said.book.currency)
+        self._currency = self._said.book.currency
+        self._bar = ProgressFields()
         self._trainer: Trainer | None = None
         self._run: Run | None = None
         self._rows: CostRows | None = None
@@ -144,12 +145,10 @@ class CostMonitor(Callback):
     @shielded
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin to meter, decide which run this is as far as possible, and wrap what has no hook."""
-        run = self._run_of(trainer)
+        run = self.join(trainer)
         run.meter.enter(Activity.METERING)
         run.failed(None)
         self._trainer = trainer
-        if not run.is_open:
-            run.identify(trainer.strategy.broadcast)
         if self._rows is None:
             self._rows = CostRows(run.meter, self._costs, self._said.cadence, inject=trainer.is_global_zero)
         for logger in trainer.loggers:
@@ -161,12 +160,28 @@ class CostMonitor(Callback):
         run.count_parameters(pl_module)
         run.meter.enter(Activity.STARTUP)
 
+    @property
+    def stated_prices(self) -> PriceBook:
+        """The prices that were said here, empty if none were."""
+        return self._said.book
+
+    def join(self, trainer: Trainer) -> Run:
+        """The run that this process is metered for, known as far as it can be without a checkpoint.
+
+        For the other callbacks of costguard, which may be set up before this one; to be called on all ranks.
+        """
+        run = self._run_of(trainer)
+        if not run.is_open and not run.asked:
+            run.identify(trainer.strategy.broadcast)
+        return run
+
     def _run_of(self, trainer: Trainer) -> Run:
         if self._run is not None and self._run.pid != os.getpid():
             self._begin()  # a forked rank is a process of its own
         before = self._run
         if before is None or before.ended:
-            config = self._said.config(trainer)
+            config = replace(self._said.config(trainer), book=agreed_book(callbacks_of(trainer)))
+            self._currency = config.book.currency
             if before is not None and before.is_open:
                 # Another run has had this process since: this is the same run's next attempt.
                 config = replace(config, run_id=before.run_id)
@@ -301,7 +316,7 @@ class CostMonitor(Callback):
         if steps.probe.news:
             steps.probe.news = False
             run.note_flops(trainer, steps.probe.seen, steps.probe.problem)
-        self._bar.show(figures)
+        self._bar.show(figures, self._currency)
         # Who has gone through a whole epoch without a row logs nothing at all, and gets rows of costs.
         rows = self._rows
         if rows is not None and rows.users_rows == 0 and trainer.current_epoch > 0 and trainer.loggers:
@@ -311,9 +326,9 @@ class CostMonitor(Callback):
         figures = self._run.figures() if self._run is not None else None
         if figures is None:
             return {}
-        self._bar.show(figures)
+        self._bar.show(figures, self._currency)
         more = self._side.metrics() if self._side is not None else {}
-        return {**figures.metrics(self._said.book.currency), **more}
+        return {**figures.metrics(self._currency), **more}
 
     # -- what is not training ---------------------------------------------------------------------------------
 

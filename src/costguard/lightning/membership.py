@@ -57,6 +57,11 @@ class Membership:
         return self._identity is not None and self._identity.decided
 
     @property
+    def asked(self) -> bool:
+        """Whether it was asked which run this is."""
+        return self._identity is not None
+
+    @property
     def why(self) -> str:
         """What decided, for the journal."""
         return self._identity.why if self._identity else "unknown"

@@ -111,3 +111,25 @@ def make_shadow(module: Any, trainer: Trainer) -> None:
 
 def _say_nothing(*_: Any, **__: Any) -> None:
     """A copy does not log."""
+
+
+def wait_for_saves(trainer: Trainer) -> None:
+    """Return when the checkpoints that were asked for are written, where that happens on a thread beside."""
+    executor = getattr(trainer.strategy.checkpoint_io, "_executor", None)
+    if executor is not None:
+        # AsyncCheckpointIO writes on one thread: what is asked of it now is done after the checkpoint.
+        executor.submit(int).result()
+
+
+def last_of_fit(trainer: Trainer) -> tuple[Any, str]:
+    """Object and method that Lightning calls last when a fit ends in order."""
+    if trainer.loggers:
+        return trainer.loggers[-1], "finalize"
+    return trainer.lightning_module, "teardown"
+
+
+def never_requeue(trainer: Trainer) -> None:
+    """Keep Lightning's own Slurm plugin from putting the job back into the queue."""
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    if getattr(environment, "auto_requeue", False):
+        environment.auto_requeue = False  # type: ignore[union-attr]

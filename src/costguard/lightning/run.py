@@ -14,6 +14,7 @@ from torch.nn.parameter import UninitializedParameter
 from costguard.clock import Clock, SystemClock, process_start_ns
 from costguard.errors import warn
 from costguard.flops.step import Work
+from costguard.ledger.account import RunAccount
 from costguard.ledger.activity import ActivityMeter, MeterState
 from costguard.ledger.allocation import Allocation
 from costguard.ledger.attempt import AttemptWriter
@@ -110,6 +111,7 @@ class Run:
         self._clock = clock or SystemClock()
         self._wall_offset_ns = self._clock.wall_ns() - self._clock.now_ns()
         self._membership = Membership(config.root, place.rank, config.run_id, config.mirror, allocation, self._files)
+        self.save_times_ns: list[int] = []
         self._writer: AttemptWriter | None = None
         self._reason: str | None = None
         self._parameters = self._trainable = 0
@@ -149,6 +151,11 @@ class Run:
             self._open(self._membership.new())
 
     # -- the journal ------------------------------------------------------------------------------------------
+
+    @property
+    def asked(self) -> bool:
+        """Whether it was asked which run this is, though only a checkpoint may say."""
+        return self._membership.asked
 
     @property
     def is_open(self) -> bool:
@@ -331,11 +338,19 @@ class Run:
 
     def pids(self) -> list[int]:
         """Process ids of the attempt's ranks that are known on this machine."""
-        account = read_folder(self.writer.folder, self._files)
-        here = [
-            r for r in account.of_attempt(self.writer.seat.attempt) if r.tenure.host == self._allocation.tenure.host
-        ]
+        ranks = self.account().of_attempt(self.writer.seat.attempt)
+        here = [r for r in ranks if r.tenure.host == self._allocation.tenure.host]
         return [r.header["pid"] for r in here if "pid" in r.header]
+
+    @property
+    def files(self) -> Files:
+        """The file layer."""
+        return self._files
+
+    @property
+    def supervised(self) -> bool:
+        """Whether a scheduler or launcher started this process, who may start it again."""
+        return self._allocation.job is not None or self._allocation.tenure.allocation is not None
 
     @property
     def peak_dtype(self) -> str | None:
@@ -343,6 +358,14 @@ class Run:
         return self._peak.dtype if self._peak is not None else None
 
     # -- the end ----------------------------------------------------------------------------------------------
+
+    def account(self) -> RunAccount:
+        """Everything that is written of the run so far."""
+        return read_folder(self.writer.folder, self._files)
+
+    def wall_ns(self) -> int:
+        """Now, on the wall clock as it was when this process began: one that is put forward or back changes nothing."""
+        return self._clock.now_ns() + self._wall_offset_ns
 
     def failed(self, error: BaseException | None) -> None:
         """Note why training ended; `None` after it ended in order."""
