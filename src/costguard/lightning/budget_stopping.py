@@ -225,7 +225,7 @@ class BudgetStopping(Callback):
 
     @shielded
     def _look(self, watch: BudgetWatch, agreement: Agreement) -> None:
-        verdicts = watch.judge()
+        verdicts = watch.judge(self._step)
         stop = next((v for v in verdicts if v.action is Action.STOP), None)
         if stop is not None:
             self.stopped_by = stop

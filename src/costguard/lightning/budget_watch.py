@@ -114,8 +114,12 @@ class BudgetWatch:
         )
         return price_of_stopping(samples, priors=self._priors, agreement_steps=1 + self.delay_steps)
 
-    def facts(self) -> dict[str, Facts]:
-        """What each budget is judged by now, by its key."""
+    def facts(self, step: int | None = None) -> dict[str, Facts]:
+        """What each budget is judged by now, by its key.
+
+        Args:
+            step: Optimizer step; the metered one, which may be of the batch before, if `None`.
+        """
         run, wall_ns = self._run, self._run.wall_ns()
         self._look_around(wall_ns)
         reserve = self._amount(self.reserve().ns)
@@ -134,7 +138,7 @@ class BudgetWatch:
             found[budget.key] = Facts(
                 spent=spent.amount,
                 reserve=reserve,
-                step=counters.step,
+                step=counters.step if step is None else step,
                 window=window,
                 progress=None if progress is None else float(progress),
                 warm_steps=counters.batches - counters.warmup.batches,
@@ -143,9 +147,9 @@ class BudgetWatch:
             )
         return found
 
-    def judge(self) -> tuple[Verdict, ...]:
-        """Judge all budgets, and choose when to look again."""
-        facts = self.facts()
+    def judge(self, step: int) -> tuple[Verdict, ...]:
+        """Judge all budgets at an optimizer step, and choose when to look again."""
+        facts = self.facts(step)
         before = self._fired
         evaluation = evaluate_all(self.budgets, facts, before)
         self._fired = evaluation.fired

@@ -19,6 +19,7 @@ from costguard.ledger.lineage import steps_done
 from costguard.ledger.load import load_run
 from costguard.prices import PriceBook
 from costguard.reports.arithmetic import done_in, flops_of, gpus_of, mfu_of, saving_of
+from costguard.reports.budgets import budget_of
 from costguard.reports.series import series_of
 from costguard.reports.wastes import ADD_PRICE, provenance_of, wastes_of
 from costguard.units import NS_PER_HOUR, NS_PER_S, plain, round_money, round_shares
@@ -112,7 +113,7 @@ def receipt_of(account: RunAccount, folder: str) -> dict[str, Any]:
         "gpus": gpus_of(account),
         "spend": money,
         "plan": plan,
-        "budget": None,
+        "budget": budget_of(account),
         "released": _released(account, spend.currency),
         "wastes": wastes_of(account, activities, outcomes, money),
         "checkpoints": _checkpoints(account),

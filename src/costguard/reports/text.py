@@ -18,7 +18,7 @@ def render_text(receipt: Mapping[str, Any]) -> str:
     Args:
         receipt: See `costguard.reports.receipt.receipt_of`.
     """
-    parts = [_head, _where, _wastes, _training, _attempts, _checkpoints, _verdicts, _provenance]
+    parts = [_head, _where, _wastes, _training, _budget, _attempts, _checkpoints, _verdicts, _provenance]
     blocks = ["\n".join(part(receipt)) for part in parts]
     return "\n\n".join(block for block in blocks if block)
 
@@ -173,6 +173,28 @@ def mfu_line(mfu: Mapping[str, Any]) -> str:
     dtype = f" {mfu['dtype']} dense" if mfu["dtype"] else ""
     peak = f"peak {format_count(mfu['peak_flops_per_s'])}FLOP/s{dtype}, {mfu['peak_source']}"
     return " | ".join([*figures, peak])
+
+
+def _budget(receipt: Mapping[str, Any]) -> Iterator[str]:
+    budget = receipt["budget"]
+    if budget is None:
+        return
+    yield "BUDGET"
+    for key, limit in budget["limits"].items():
+        scope, unit, _ = key.rsplit("/", 2)
+        amount = format_money(limit) if unit == "usd" else f"{limit} GPU-hours"
+        yield f"{amount} for the {scope}"
+    for stop in budget["stops"]:
+        yield f"stopped at step {stop['step']} of attempt {stop['attempt']}: {stop['message']}"
+        if stop["reserved_s"] is not None:
+            parts = ", ".join(
+                f"{part['part']} {format_duration_s(part['predicted_s'])}"
+                + (f" (took {format_duration_s(part['real_s'])})" if part["real_s"] is not None else "")
+                for part in stop["parts"]
+                if part["predicted_s"] or part["real_s"]
+            )
+            reserved, took = (format_duration_s(stop[name]) for name in ("reserved_s", "took_s"))
+            yield f"   set aside for stopping {reserved}, it took {took}: {parts}"
 
 
 def _attempts(receipt: Mapping[str, Any]) -> Iterator[str]:
