@@ -28,7 +28,10 @@ UNFINISHED = 20
 """Looks at an entry that has no end before it is called unreadable."""
 
 LOST_RACES = 200
-"""In a row, before the store is called unusable; with 100 writers at once some 100 are lost."""
+"""In a row, before the pot is called away."""
+
+SPREAD = 4
+"""Losers wait for up to 2^4 rounds: enough that of 16 who race all the time most win at their next try."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,14 +109,15 @@ class LogBook:
             return self._append(make)
 
     def _append(self, make: Callable[[State], Event | None]) -> State:
-        state = self.refresh()
         for lost in range(LOST_RACES):
+            began = time.monotonic()
+            state = self.refresh()
             event = make(state)
             if event is None or self._won(event, apply(state, event)):
                 return self._last.state
-            # Losers come back at different times, or they would all lose again but one.
-            self._sleep(random.uniform(0, 0.002 * min(lost + 1, 20)))
-            state = self.refresh()
+            # Losers come back at different times, ever more spread out, or all but one would lose again.
+            took_s = time.monotonic() - began
+            self._sleep(random.uniform(0, min(took_s * 2 ** min(lost + 1, SPREAD), 2.0)))
         raise PotAwayError(f"the pot at {self._store.url} gave {LOST_RACES} numbers in a row to others; try again.")
 
     def closing(self, holder: str) -> Close | None:
