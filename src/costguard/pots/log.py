@@ -14,15 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from costguard.errors import PotAwayError
+from costguard.errors import PotAwayError, PotError
 from costguard.pots.amounts import parts_of
 from costguard.pots.book import HEAD
 from costguard.pots.sealed import seal, unseal
 from costguard.pots.state import Close, Event, State, apply
 from costguard.pots.store import Store
-
-STRIDE = 4
-"""Entries read one by one before the folder is listed instead."""
 
 UNFINISHED = 20
 """Looks at an entry that has no end before it is called unreadable."""
@@ -31,7 +28,7 @@ LOST_RACES = 200
 """In a row, before the pot is called away."""
 
 SPREAD = 4
-"""Losers wait for up to 2^4 rounds: enough that of 16 who race all the time most win at their next try."""
+"""Losers wait for up to 2^4 rounds: enough for 16 who race all the time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,25 +80,41 @@ class LogBook:
         self._last = head
         self._stamp = stamp
         self._sleep = sleep
-        self._new = True
+        self._crowd = 0
         self._lock = threading.RLock()
 
     def refresh(self) -> State:
-        """The pot as it is now."""
-        with self._lock:
-            return self._refresh()
+        """The pot as it is now.
 
-    def _refresh(self) -> State:
-        if self._new:
-            self._jump()
-            self._new = False
-        while True:
-            for _ in range(STRIDE):
-                following = self._read(self._last.number + 1)
-                if following is None:
-                    return self._last.state
-                self._last = following
-            self._jump()
+        Numbers have no gaps, so the newest is found by reading ahead in strides that double, then halve: about two
+        reads for one new entry and twenty for a thousand, where a listing would send a thousand names.
+        """
+        with self._lock:
+            found, stride = self._ahead(1), 1
+            while found:
+                stride *= 2
+                found = self._ahead(stride)
+            while stride > 1:
+                stride //= 2
+                self._ahead(stride)
+            return self._last.state
+
+    def _ahead(self, stride: int) -> bool:
+        entry = self._read(self._last.number + stride)
+        self._last = entry or self._last
+        return entry is not None
+
+    def check(self) -> None:
+        """See that no number is missing, which would be won a second time.
+
+        Raises:
+            PotError: If one is.
+        """
+        listed = [int(name[:8]) for name in self._store.list("log") if name[:8].isdigit()]
+        self.refresh()
+        if listed and max(listed) > self._last.number:
+            missing = Entry.key(self._last.number + 1)
+            raise PotError(f"{self._store.url}/{missing} is missing, and later entries are there; put it back.")
 
     def append(self, make: Callable[[State], Event | None]) -> State:
         """Add one event."""
@@ -109,15 +122,17 @@ class LogBook:
             return self._append(make)
 
     def _append(self, make: Callable[[State], Event | None]) -> State:
-        for lost in range(LOST_RACES):
+        for _ in range(LOST_RACES):
             began = time.monotonic()
             state = self.refresh()
             event = make(state)
             if event is None or self._won(event, apply(state, event)):
+                self._crowd = max(0, self._crowd - 1)
                 return self._last.state
-            # Losers come back at different times, ever more spread out, or all but one would lose again.
-            took_s = time.monotonic() - began
-            self._sleep(random.uniform(0, min(took_s * 2 ** min(lost + 1, SPREAD), 2.0)))
+            # Losers come back at different times, the more spread out the more often they lose, or all but one would
+            # lose again.
+            self._crowd = min(self._crowd + 1, SPREAD)
+            self._sleep(random.uniform(0, min((time.monotonic() - began) * 2**self._crowd, 2.0)))
         raise PotAwayError(f"the pot at {self._store.url} gave {LOST_RACES} numbers in a row to others; try again.")
 
     def closing(self, holder: str) -> Close | None:
@@ -148,12 +163,6 @@ class LogBook:
         # token tells whose it is.
         self._last = there or self._last
         return there is not None and there.token == token
-
-    def _jump(self) -> None:
-        names = [name for name in self._store.list("log") if name[:8].isdigit()]
-        if names and int(names[-1][:8]) > self._last.number:
-            last = self._read(int(names[-1][:8]))
-            self._last = last or self._last
 
     def _read(self, number: int) -> Entry | None:
         place = f"{self._store.url}/{Entry.key(number)}"

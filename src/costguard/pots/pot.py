@@ -230,9 +230,10 @@ class Pot:
 
 def _opened(store: Store, head: Entry, clock: Clock, sleep: Callable[[float], None]) -> Pot:
     terms = head.state.terms
-    book: Book = SoftBook(store, terms, sleep)
-    if terms.mode == HARD:
-        book = LogBook(store, head, lambda: _stamp(clock), sleep)
+    if terms.mode != HARD:
+        return Pot(store, SoftBook(store, terms, sleep), terms, clock)
+    book = LogBook(store, head, lambda: _stamp(clock), sleep)
+    book.check()
     return Pot(store, book, terms, clock)
 
 
