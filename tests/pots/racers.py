@@ -116,9 +116,9 @@ def assert_no_voucher_won_twice(store: Store) -> list[Entry]:
         if each.event["kind"] == "raise":
             continue
         holder, event = each.event["holder"], each.event
-        claimed[holder] = claimed.get(holder, Decimal(0)) + Decimal(event.get("amount", 0))
         spent[holder] = Decimal(event["spent"])
-        assert spent[holder] <= claimed[holder], "spent before it was claimed"
+        assert spent[holder] <= claimed.get(holder, 0), "spent before it was claimed"
+        claimed[holder] = claimed.get(holder, Decimal(0)) + Decimal(event.get("amount", 0))
         if event["kind"] == "close":
             refunded += claimed[holder] - spent[holder]
         parts = 10**12

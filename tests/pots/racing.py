@@ -1,8 +1,8 @@
 """One of several processes that race on a pot: claims, spends, and writes each claim that it won beside it.
 
 Usage: racing.py URL ENDPOINT OWN_FILE SEED
-Ends when the pot is empty. What it has spent stands in OWN_FILE, flushed before the next claim, so that it is known what
-a process did that was killed.
+Ends when the pot is empty. What it has spent stands in OWN_FILE, flushed before the next claim, so that it is
+known what a process did that was killed.
 """
 
 from __future__ import annotations

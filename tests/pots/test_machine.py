@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from decimal import Decimal
 from fractions import Fraction
 
@@ -47,7 +48,7 @@ class Runs(RuleBasedStateMachine):
         self.really: dict[int, Fraction] = {}
         self.limit = Decimal(LIMIT)
         self.presuming = False
-        self.dead: set[str] = set()
+        self.all: list[Credit] = []
 
     @rule(target=credits)
     def hold(self) -> Credit:
@@ -57,6 +58,7 @@ class Runs(RuleBasedStateMachine):
         self.store.plan = plan
         credit = pot.hold("run")
         self.alive.append(credit)
+        self.all.append(credit)
         self.really[id(credit)] = Fraction(0)
         return credit
 
@@ -105,7 +107,6 @@ class Runs(RuleBasedStateMachine):
     def crash(self, credit: Credit) -> None:
         """It dies without a word."""
         self.alive.remove(credit)
-        self.dead.add(credit.holder)
 
     @rule(seconds=st.sampled_from([1, LEASE_S - 1, LEASE_S, LEASE_S * 4]))
     def wait(self, seconds: int) -> None:
@@ -121,6 +122,13 @@ class Runs(RuleBasedStateMachine):
             self.presuming = True
         else:
             self.presuming |= any(each.presumed for each in swept)
+
+    @rule()
+    def sweep_with_the_truth(self) -> None:
+        """Somebody sweeps who knows what each has spent, so that all else goes back to the pot."""
+        truth = {each.holder: each.spent_of_holder for each in self.all}
+        with contextlib.suppress(PotAwayError):
+            self.pot.sweep(lambda holder, run: truth.get(holder))
 
     @rule(by=st.sampled_from(["1", "50"]))
     def raise_limit(self, by: str) -> None:

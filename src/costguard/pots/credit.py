@@ -104,6 +104,11 @@ class Credit:
         return self._clock.now_ns() >= self._lease_ends_ns
 
     @property
+    def spent_of_holder(self) -> Decimal:
+        """What was spent under the present holder's id: what a sweep of it should be told."""
+        return decimal_of(self._spent_here)
+
+    @property
     def beat_every_s(self) -> float:
         """Seconds between two calls of `beat` with which a lost one does no harm."""
         return self._terms.lease_s / 4

@@ -110,11 +110,11 @@ class LogBook:
         Raises:
             PotError: If one is.
         """
-        listed = [int(name[:8]) for name in self._store.list("log") if name[:8].isdigit()]
-        self.refresh()
-        if listed and max(listed) > self._last.number:
-            missing = Entry.key(self._last.number + 1)
-            raise PotError(f"{self._store.url}/{missing} is missing, and later entries are there; put it back.")
+        listed = {int(name[:8]) for name in self._store.list("log") if name[:8].isdigit()}
+        missing = set(range(1, max(listed, default=0))) - listed
+        if missing:
+            place = f"{self._store.url}/{Entry.key(min(missing))}"
+            raise PotError(f"{place} is missing, and later entries are there; put it back.")
 
     def append(self, make: Callable[[State], Event | None]) -> State:
         """Add one event."""

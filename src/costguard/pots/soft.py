@@ -107,6 +107,6 @@ def _close(holder: str, fields: Mapping[str, Any]) -> Close:
 
 
 def _booked(state: State, holder: str, account: Account, close: Mapping[str, Any] | None) -> State:
-    claim = Claim(holder=holder, run=account.run, amount=account.claimed, spent=account.spent)
-    state = apply(state, claim)
+    state = apply(state, Claim(holder=holder, run=account.run, amount=account.claimed, spent=0))
+    state = apply(state, Claim(holder=holder, run=account.run, amount=0, spent=account.spent))
     return apply(state, _close(holder, close)) if close else state

@@ -244,7 +244,7 @@ def apply(state: State, event: Event) -> State:
     before = state.accounts.get(event.holder, Account(run=event.run))
     amount = event.amount if isinstance(event, Claim) else 0
     spent = max(before.spent, event.spent)
-    account = replace(before, claimed=max(before.claimed + amount, spent), spent=spent)
+    account = replace(before, claimed=max(before.claimed, spent) + amount, spent=spent)
     others = {holder: each for holder, each in state.accounts.items() if holder != event.holder}
     closing = isinstance(event, Close)
     return replace(
