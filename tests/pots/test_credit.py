@@ -317,6 +317,13 @@ def test_a_negative_fraction_is_no_spend(place: Place) -> None:
     assert credit.spent_of_holder == 3
 
 
+@pytest.mark.parametrize("run", ["", " ", None, 7])
+def test_a_run_without_a_name_is_refused(place: Place, run: object) -> None:
+    """Its claims could not be told from others'."""
+    with pytest.raises(ConfigError, match="expected the name of the run"):
+        place.pot.hold(run)  # type: ignore[arg-type]
+
+
 def test_an_unknown_policy_is_refused(place: Place) -> None:
     """The two that there are are named."""
     with pytest.raises(ConfigError, match="'stop_at_credit' or 'continue'"):

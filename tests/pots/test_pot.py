@@ -212,8 +212,21 @@ def test_soft_mode_shows_its_bound_and_keeps_claims_below_a_voucher() -> None:
     assert (grant.outcome, grant.amount) == ("partial", Decimal("0.1"))
 
 
+def test_in_soft_mode_no_more_runs_hold_credit_than_its_bound_counts_on() -> None:
+    """The third of two gets nothing until one has ended."""
+    pot = make(MemoryStore(exclusive=False), soft_runs=2)
+    first, second, third = (pot.hold("run") for _ in range(3))
+    assert first.claim().outcome == second.claim().outcome == "granted"
+    refused = third.claim()
+    assert refused.outcome == "empty"
+    assert "at most 2 runs" in refused.message
+    first.refund()
+    third.refund()
+    assert pot.hold("run").claim().outcome == "granted"
+
+
 def test_soft_claims_that_see_each_other_are_taken_back() -> None:
-    """Two that read the same sum and both write: the later one sees it, takes back its claim, and asks for what is left."""
+    """Two read the same sum and both write: the later one sees it, takes its claim back, and asks for what is left."""
     store = MemoryStore(exclusive=False)
     pot = make(store, soft_runs=2, voucher=60)
     one, other = pot.hold("one"), pot.hold("other")
@@ -345,3 +358,21 @@ def test_the_checksum_is_of_what_was_written() -> None:
     data = store.data["pot.json"][0]
     body, _, seal = data.rpartition(b',"crc":"')
     assert seal == b'%08x"}' % zlib.crc32(body + b"}")
+
+
+def test_of_runs_that_all_make_the_pot_at_one_moment_one_makes_it(tmp_path: Path) -> None:
+    """Eight at once on a disk: one head stands, and all use it."""
+    made: list[str] = []
+    start = threading.Barrier(8)
+
+    def run() -> None:
+        start.wait()
+        made.append(Pot.create(str(tmp_path / "pot"), limit_usd=5, exist_ok=True).terms.pot)
+
+    threads = [threading.Thread(target=run) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 8
+    assert len(set(made)) == 1

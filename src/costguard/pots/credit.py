@@ -299,11 +299,12 @@ class Credit:
 
     def _granted(self, amount: int, asked: int) -> Grant:
         outcome = GRANTED if amount >= asked else PARTIAL if amount else EMPTY
-        unit = self._terms.unit
+        unit, runs = self._terms.unit, self._terms.soft_runs
+        among = f" (in soft mode at most {runs} runs may hold credit at once)" if runs else ""
         message = {
             GRANTED: f"{shown(amount, unit)} claimed from the pot.",
             PARTIAL: f"the pot had {shown(amount, unit)} left of the {shown(asked, unit)} asked for.",
-            EMPTY: f"the pot at {self._store.url} cannot give {shown(asked, unit)}; raise its limit to go on.",
+            EMPTY: f"the pot at {self._store.url} cannot give {shown(asked, unit)}; raise its limit to go on{among}.",
         }[outcome]
         return Grant(outcome=outcome, amount=decimal_of(amount), left=self.left, message=message)
 

@@ -28,13 +28,22 @@ from costguard.pots.sweeper import Figure, Sweeper, Swept
 class Pot:
     """One budget for many runs, in a folder or bucket that all of them reach.
 
-    Made by `Pot.create` or `Pot.open`.
+    Made by `Pot.create` or `Pot.open`. One process of a run holds credit for all its ranks.
 
     Args:
         store: Where it lies.
         book: Its state.
         terms: What was agreed.
         clock: Measures leases and names instants.
+
+    Example:
+        >>> pot = Pot.create("memory://thesis", limit_usd=100)
+        >>> with pot.hold("run-7", burn_per_hour=3) as credit:
+        ...     print(credit.claim().message, credit.allows("0.4"))
+        ...     credit.spend("0.2")
+        $0.5000 claimed from the pot. True
+        >>> str(pot.status().free)
+        '99.800000000000'
     """
 
     def __init__(self, store: Store, book: Book, terms: Terms, clock: Clock) -> None:
@@ -152,6 +161,8 @@ class Pot:
         Raises:
             ConfigError: If an argument cannot be used.
         """
+        if not isinstance(run, str) or not run.strip():
+            raise config_error(f"Pot.hold(run={run!r}): expected the name of the run, which is kept with its claims.")
         if on_store_down not in (STOP_AT_CREDIT, CONTINUE):
             raise config_error(
                 f"Pot.hold(on_store_down={on_store_down!r}): expected {STOP_AT_CREDIT!r} or {CONTINUE!r}."

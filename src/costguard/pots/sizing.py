@@ -37,11 +37,13 @@ def grant(state: State, wanted: int, at_least: int = 0) -> int:
     """What of a claim the pot can give, in parts: nothing rather than less than is needed.
 
     Args:
-        state: The pot, with what the claimant has spent already told.
+        state: The pot, with the claimant in it and what it has spent told.
         wanted: What is asked for.
         at_least: What the claimant cannot do without, no more than `wanted`.
     """
-    most = min(wanted, state.terms.voucher) if state.terms.mode == SOFT else wanted
+    most = wanted
+    if state.terms.mode == SOFT:  # its bound counts on so many runs and no more than a voucher each
+        most = min(wanted, state.terms.voucher) if len(state.accounts) <= state.terms.soft_runs else 0
     given = max(0, min(most, state.free))
     return given if given >= at_least else 0
 
