@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import zlib
 from decimal import Decimal
 from pathlib import Path
@@ -376,3 +377,21 @@ def test_of_runs_that_all_make_the_pot_at_one_moment_one_makes_it(tmp_path: Path
         thread.join()
     assert len(made) == 8
     assert len(set(made)) == 1
+
+
+@pytest.mark.parametrize("kind", ["folder", "seaweed"])
+def test_a_dead_holder_is_swept_by_the_stores_own_clock(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Real files and objects with real times: one that beats is left alone, one that is silent is swept."""
+    url = str(tmp_path / "pot") if kind == "folder" else request.getfixturevalue("seaweed_url")
+    pot = Pot.create(url, limit_usd=10, lease_s=1)
+    dead, alive = pot.hold("dead"), pot.hold("alive")
+    dead.claim(3)
+    alive.claim(2)
+    for _ in range(9):  # an object's time on S3 is in whole seconds
+        time.sleep(0.5)
+        alive.beat()
+    (swept,) = pot.sweep(lambda holder, run: 1)
+    assert (swept.run, swept.spent, swept.refunded) == ("dead", 1, 2)
+    assert pot.status().live == 2
