@@ -3,7 +3,9 @@
 CostguardError
 ├── ConfigError        an argument, environment variable or option has a value that cannot be used
 ├── RunNotFoundError   a folder or URL holds no run, several runs, or something that is not ours
-└── JournalError       a journal cannot be created where it was asked for
+├── JournalError       a journal cannot be created where it was asked for
+└── PotError           a shared budget cannot be read, or does not allow what was asked
+    └── PotAwayError   its store gave no answer in time; what was asked may have been done or not
 CostguardWarning       something is lost or unknown, and training goes on
 """
 
@@ -23,6 +25,14 @@ class ConfigError(CostguardError, ValueError):
 
 class RunNotFoundError(CostguardError, LookupError):
     """A place was named that does not hold exactly one readable run."""
+
+
+class PotError(CostguardError):
+    """A shared budget is missing, unreadable or newer than this costguard, or does not allow what was asked."""
+
+
+class PotAwayError(PotError):
+    """The store of a shared budget gave no answer; what was asked of it may have been done or not."""
 
 
 STOPPED_CODE = 93

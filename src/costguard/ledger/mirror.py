@@ -11,7 +11,6 @@ import threading
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import fsspec
 
@@ -262,36 +261,6 @@ class MirrorThread:
             return
         self._warned = True
         warn(f"the mirror {self._mirror.url} is away ({_short(error)}); the journal here goes on.")
-
-
-def within(seconds: float, work: Callable[[], Any]) -> Any:
-    """Do something that a dead network may hang, or give up.
-
-    Args:
-        seconds: How long to wait.
-        work: What to do, on another thread.
-
-    Raises:
-        TimeoutError: If it takes longer.
-        Exception: Whatever `work` raised.
-    """
-    outcome: list[Any] = []
-    error: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            outcome.append(work())
-        except BaseException as raised:
-            error.append(raised)
-
-    thread = threading.Thread(target=run, name="costguard-mirror-read", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        raise TimeoutError(f"no answer in {seconds:.0f} s")
-    if error:
-        raise error[0]
-    return outcome[0]
 
 
 def load_mirrored(url: str) -> tuple[str, RunAccount]:

@@ -12,6 +12,7 @@ from lightning.pytorch import Trainer
 from torch.nn.parameter import UninitializedParameter
 
 from costguard.clock import Clock, SystemClock, process_start_ns
+from costguard.deadline import within
 from costguard.errors import warn
 from costguard.flops.step import Work
 from costguard.ledger.account import RunAccount
@@ -22,7 +23,7 @@ from costguard.ledger.devices import Paid
 from costguard.ledger.files import Files, LocalFiles
 from costguard.ledger.fold import fold_line
 from costguard.ledger.live import Figures, LiveAttempt
-from costguard.ledger.mirror import Mirror, within
+from costguard.ledger.mirror import Mirror
 from costguard.ledger.mounts import ephemeral_disk
 from costguard.ledger.opening import Claim
 from costguard.ledger.page import read_page
