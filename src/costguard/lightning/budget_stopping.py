@@ -28,6 +28,7 @@ from costguard.prices import PriceBook
 from costguard.records import Action, Activity, Verdict
 
 OnBreach = Literal["auto", "return", "exit"]
+OnStoreDown = Literal["stop_at_credit", "continue"]
 _BY_SIGNAL, _BY_BUDGET = 1, 2
 _TERMINATED_CODE = 128 + signal.SIGTERM
 _FLAG_FILE = "FAULT_TOL_FINISHED_FLAG_FILE"
@@ -52,6 +53,9 @@ class BudgetStopping(Callback):
         webhook: URL to which alerts are posted as JSON.
         on_alert: Your own function of each alert (a `costguard.records.Verdict`), called on a thread beside.
         priors: What is assumed of stopping until it is measured.
+        pot: A pot that many runs share, as `costguard pot create` has made it: a folder or a URL.
+        on_store_down: What to do when the pot's store is away and the credit in hand is spent: `stop_at_credit` or
+            `continue`.
 
     Raises:
         ConfigError: If a value cannot be used.
@@ -71,8 +75,14 @@ class BudgetStopping(Callback):
         webhook: str | None = None,
         on_alert: OnAlert | None = None,
         priors: StopPriors | None = None,
+        pot: str | None = None,
+        on_store_down: OnStoreDown = "stop_at_credit",
     ) -> None:
-        self._budgets = _all_budgets(limit_usd, limit_gpu_hours, budgets, warn_at)
+        self._budgets = _all_budgets(limit_usd, limit_gpu_hours, budgets, warn_at, needed=pot is None)
+        if on_store_down not in get_args(OnStoreDown):
+            raise config_error(f"BudgetStopping(on_store_down={on_store_down!r}): expected stop_at_credit or continue.")
+        self._pot = pot
+        self._on_store_down = on_store_down
         self.stated_prices: PriceBook = PriceBook.for_run("BudgetStopping", usd_per_gpu_hour, usd_per_hour)
         if on_breach not in get_args(OnBreach):
             raise config_error(f"BudgetStopping(on_breach={on_breach!r}): expected auto, return or exit.")
@@ -138,7 +148,7 @@ class BudgetStopping(Callback):
         problem: BaseException | None = None
         if trainer.is_global_zero:
             try:
-                self._watch = BudgetWatch(run, self._budgets, self._priors)
+                self._watch = BudgetWatch(run, self._budgets, self._priors, self._pot, self._on_store_down)
                 refusal = self._watch.refusal()
             except BaseException as error:  # the other ranks wait for word
                 problem = error
@@ -297,6 +307,12 @@ class BudgetStopping(Callback):
             self._teller.wait()
 
     @shielded
+    def _close_pot(self) -> None:
+        if self._watch is not None and self._watch.pot is not None:
+            pot, self._watch.pot = self._watch.pot, None
+            pot.close()
+
+    @shielded
     def _say_in_loggers(self, trainer: Trainer, stop: Verdict) -> None:
         for logger in trainer.loggers:
             summary = getattr(getattr(logger, "experiment", None), "summary", None)
@@ -319,6 +335,7 @@ class BudgetStopping(Callback):
     def _leave(self) -> None:
         self._put_back()
         self._restore_signal()
+        self._close_pot()
         self._put_back = self._restore_signal = _nothing
         private.restore_hooks(self)
 
@@ -328,6 +345,8 @@ def _all_budgets(
     limit_gpu_hours: float | str | None,
     budgets: Sequence[Budget] | None,
     warn_at: Sequence[float] | None,
+    *,
+    needed: bool,
 ) -> list[Budget]:
     thresholds: Sequence[Threshold] = DEFAULT_THRESHOLDS
     if warn_at is not None:
@@ -338,7 +357,7 @@ def _all_budgets(
         raise config_error(
             f"BudgetStopping(budgets={budgets!r}): expected Budget objects, such as [Budget(limit_usd=250)]."
         )
-    if limit_usd is not None or limit_gpu_hours is not None or not found:
+    if limit_usd is not None or limit_gpu_hours is not None or (needed and not found):
         found.insert(0, Budget(limit_usd=limit_usd, limit_gpu_hours=limit_gpu_hours, thresholds=thresholds))
     check_distinct(found)
     return found

@@ -12,6 +12,7 @@ from costguard.days import day_of, zone_argument
 from costguard.ledger.account import RunAccount
 from costguard.ledger.control import ControlLog, Decision, raised_limit, standing_stop
 from costguard.ledger.spending import Neighbours, Spent
+from costguard.lightning.pot_watch import PotWatch
 from costguard.lightning.run import Run
 from costguard.policies.budget import Budget, Facts, Mark, admit, check_enforceable, evaluate_all
 from costguard.policies.progress import progress_of
@@ -35,9 +36,18 @@ class BudgetWatch:
         run: The run, its journal open.
         budgets: What is limited.
         priors: What is assumed of stopping until it is measured.
+        pot: A pot that it shares with other runs.
+        on_store_down: What to do when the pot's store is away.
     """
 
-    def __init__(self, run: Run, budgets: Sequence[Budget], priors: StopPriors) -> None:
+    def __init__(
+        self,
+        run: Run,
+        budgets: Sequence[Budget],
+        priors: StopPriors,
+        pot: str | None = None,
+        on_store_down: str = "stop_at_credit",
+    ) -> None:
         self._run = run
         self._priors = priors
         self._control = ControlLog(run.writer.folder, run.files)
@@ -53,6 +63,7 @@ class BudgetWatch:
         self.delay_steps = 0
         self.planned_steps: int | None = None
         self.next_look_ns = 0
+        self.pot = PotWatch(pot, run, on_store_down) if pot is not None else None
 
     def _as_raised(self, budget: Budget) -> Budget:
         raised = raised_limit(self._decisions, budget.key)
@@ -78,13 +89,20 @@ class BudgetWatch:
             verdict = admit(budget, facts[budget.key], start)
             if verdict is not None:
                 return verdict
-        return _still_stopped(stop, self.budgets, self._run) if stop is not None else None
+        if stop is not None and (verdict := _still_stopped(stop, self.budgets, self._run)) is not None:
+            return verdict
+        if self.pot is not None:
+            return self.pot.refusal(self._amount(self.reserve().ns + max(self._earlier.starts_ns, default=0)))
+        return None
 
     def lift(self) -> None:
         """Note that a limit was raised where it is said, in the code, so that an earlier stop no longer holds."""
         stop = standing_stop(self._decisions)
         if stop is not None:
-            budget = next(b for b in self.budgets if b.key == stop.fields.get("evidence", {}).get("budget"))
+            key = stop.fields.get("evidence", {}).get("budget")
+            budget = next((b for b in self.budgets if b.key == key), None)
+            if budget is None:
+                return
             said = {"budget": budget.key, "from": stop.fields["evidence"]["limit"], "to": str(budget.limit)}
             self._control.append("raise", why="the limit was raised in the code", **said)
 
@@ -155,8 +173,13 @@ class BudgetWatch:
         self._fired = evaluation.fired
         if evaluation.fired != before:
             self.write()
-        self.next_look_ns = self._run.meter.now_ns() + self._pause_ns(facts)
-        return evaluation.verdicts
+        pause_ns = self._pause_ns(facts)
+        self.next_look_ns = self._run.meter.now_ns() + pause_ns
+        if self.pot is None:
+            return evaluation.verdicts
+        step_ns = max(self._steps_ns, default=self._priors.step_ns)
+        empty = self.pot.judge(self._amount(self.reserve().ns), self._amount(pause_ns + step_ns), step)
+        return evaluation.verdicts if empty is None else (*evaluation.verdicts, empty)
 
     def write(self, **more: Any) -> None:
         """Keep what must outlive this process."""
