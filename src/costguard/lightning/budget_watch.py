@@ -178,7 +178,10 @@ class BudgetWatch:
         if self.pot is None:
             return evaluation.verdicts
         step_ns = max(self._steps_ns, default=self._priors.step_ns)
-        empty = self.pot.judge(self._amount(self.reserve().ns), self._amount(pause_ns + step_ns), step)
+        reserve = self._amount(self.reserve().ns)
+        empty = self.pot.judge(reserve, self._amount(step_ns), step)
+        left_ns = max(0, self.pot.lasts_ns(reserve) - CLOSE_STEPS * step_ns) // 2
+        self.next_look_ns = self._run.meter.now_ns() + min(pause_ns, left_ns)
         return evaluation.verdicts if empty is None else (*evaluation.verdicts, empty)
 
     def write(self, **more: Any) -> None:

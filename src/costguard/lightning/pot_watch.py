@@ -13,8 +13,8 @@ from costguard.records import Action, Amount, Verdict
 from costguard.units import NS_PER_HOUR, format_money, plain, round_money
 
 LOOK_EVERY_S = 1.0
-AHEAD = 3
-"""So many times what is spent between two looks is kept in hand above the reserve."""
+AHEAD_S = 10
+"""So many seconds of burn are kept in hand above what stopping costs, as far as the pot gives them."""
 
 
 class PotWatch:
@@ -59,27 +59,33 @@ class PotWatch:
             return None
         return self._verdict(Action.REFUSE, "pot_empty", f"Not started: {self._why(grant, amount)}.")
 
-    def judge(self, reserve: Amount, between: Amount, step: int) -> Verdict | None:
-        """Count what was spent; a stop if the credit does not last.
+    def judge(self, reserve: Amount, step_cost: Amount, step: int) -> Verdict | None:
+        """Count what was spent; a stop if the credit does not last for another step.
 
         Args:
             reserve: What stopping costs.
-            between: What is spent until the next look.
+            step_cost: What an optimizer step costs at most.
             step: Optimizer step.
         """
         self._credit.spend_to(self._in_unit(self._spent()))
-        needed, more = self._in_unit(reserve), self._in_unit(between)
-        self._wanted = needed + AHEAD * more
+        needed, more = self._in_unit(reserve), self._in_unit(step_cost)
+        self._wanted = needed + more + AHEAD_S * self._in_unit(_hour(self._run)) / 3600
         if not self._credit.allows(self._wanted):
             self._wake.set()
         if self._credit.allows(needed + more):
             return None
-        # The thread beside has not kept up, or there is nothing to be had: this is asked once more before a stop.
-        self._credit.claim(at_least=max(Fraction(0), self._wanted - Fraction(self._credit.left)))
+        # The thread beside has not kept up, or there is nothing to be had: it is asked once more before a stop.
+        self._credit.claim(at_least=max(Fraction(0), needed + more - Fraction(self._credit.left)))
         if self._credit.allows(needed + more):
             return None
         message = f"The credit of the pot {self._pot.url} is spent but for what stopping costs ({self._show(needed)})."
         return self._verdict(Action.STOP, "pot_empty", message, step)
+
+    def lasts_ns(self, reserve: Amount) -> int:
+        """How long the credit in hand lasts until only the reserve is left, at the present burn."""
+        left = Fraction(self._credit.left) - self._in_unit(reserve)
+        burn = self._in_unit(_hour(self._run))
+        return int(left / burn * NS_PER_HOUR) if burn else NS_PER_HOUR
 
     def close(self) -> None:
         """Give back what is left."""
@@ -106,7 +112,7 @@ class PotWatch:
             last_beat += LOOK_EVERY_S
             try:
                 if not self._credit.allows(self._wanted):
-                    self._credit.claim(at_least=max(Fraction(0), self._wanted - Fraction(self._credit.left)))
+                    self._credit.claim()
                 elif last_beat >= self._credit.beat_every_s:
                     last_beat = 0.0
                     self._credit.beat()
