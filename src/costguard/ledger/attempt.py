@@ -147,6 +147,10 @@ class AttemptWriter:
         """Record something about the run that does not change, such as its number of parameters."""
         self._line("fact", name=name, value=value)
 
+    def forecast(self, made: Mapping[str, Any]) -> None:
+        """Record how the run is expected to end, so that it can be scored when it has."""
+        self._line("forecast", made=dict(made))
+
     def adopt(self, fields: Mapping[str, Any]) -> None:
         """Record what an earlier attempt's page holds; see `costguard.ledger.fold.fold_line`."""
         if self._segment is not None:

@@ -173,10 +173,10 @@ def _fold_rank(seat: Seat, lines: Sequence[Line], page: PageReading | None) -> R
 
 
 def _events(lines: Sequence[Line]) -> list[Line]:
-    """Saves and verdicts; of a save that was looked at again later, the later word."""
+    """Saves, verdicts and forecasts; of a save that was looked at again later, the later word."""
     events: dict[Any, Line] = {}
     for line in lines:
-        if line["k"] == "verdict":
+        if line["k"] in ("verdict", "forecast"):
             events[line["n"]] = line
         elif line["k"] == "saved":
             events[line["path"], line["step"], line["save"]] = line

@@ -21,6 +21,7 @@ from costguard.lightning.device_side import DeviceSide
 from costguard.lightning.gpu_watch import GpuWatch
 from costguard.lightning.instances import Instances
 from costguard.lightning.joining import agreed_book, callbacks_of, make_run
+from costguard.lightning.outlook import Outlook
 from costguard.lightning.progress import ProgressFields
 from costguard.lightning.rows import CostRows
 from costguard.lightning.run import STATE_KEY, Run
@@ -28,6 +29,7 @@ from costguard.lightning.settings import Settings
 from costguard.lightning.shield import shielded, tell
 from costguard.lightning.stepping import StepMeter
 from costguard.lightning.wrapping import wrap_checkpoints
+from costguard.plan.forecast import Forecast
 from costguard.policies.gap import GapMode
 from costguard.prices import PriceBook
 from costguard.records import Activity
@@ -51,6 +53,9 @@ class CostMonitor(Callback):
         gpus: GPUs that are paid for over all nodes, also those left unused. By default the scheduler's allocation,
             else the visible GPUs, never less than the ranks.
         planned_tokens: Tokens of the whole plan, for the forecast; by default `max_steps` is the plan.
+        planned_usd: What the whole plan is to cost, US dollars; with `planned_hours` or a price it is told when the run
+            is behind its plan and over its cost.
+        planned_hours: How long the whole plan is to take, hours.
         tags: Labels such as `{"project": "tiny-llm", "stage": "pretrain"}`, by which money is broken down.
         run_id: Name of the run; by default it is found out (see README, "One run over restarts").
         dir: Folder in which runs lie, by default the Trainer's `default_root_dir`; or an fsspec URL such as
@@ -80,6 +85,8 @@ class CostMonitor(Callback):
         prices: PriceBook | None = None,
         gpus: int | None = None,
         planned_tokens: float | None = None,
+        planned_usd: float | str | None = None,
+        planned_hours: float | None = None,
         tags: dict[str, str] | None = None,
         run_id: str | None = None,
         dir: str | None = None,
@@ -96,6 +103,8 @@ class CostMonitor(Callback):
             prices=prices,
             gpus=gpus,
             planned_tokens=planned_tokens,
+            planned_usd=planned_usd,
+            planned_hours=planned_hours,
             tags=tags,
             run_id=run_id,
             dir=dir,
@@ -125,6 +134,7 @@ class CostMonitor(Callback):
         self._in_flight: Any = None
         self._steps: StepMeter | None = None
         self._side: DeviceSide | None = None
+        self._outlook: Outlook | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Only what the user said goes along into a copy or to another process."""
@@ -164,6 +174,11 @@ class CostMonitor(Callback):
     def stated_prices(self) -> PriceBook:
         """The prices that were said here, empty if none were."""
         return self._said.book
+
+    @property
+    def forecast(self) -> Forecast | None:
+        """How the run is expected to end, `None` until that can be said, or on another rank than the first."""
+        return self._outlook.forecast if self._outlook is not None else None
 
     def join(self, trainer: Trainer) -> Run:
         """The run that this process is metered for, known as far as it can be without a checkpoint.
@@ -266,6 +281,9 @@ class CostMonitor(Callback):
         loaded, self._loaded = self._loaded, None
         run.begin_training(trainer, loaded)
         self._steps = StepMeter(trainer, pl_module, run, self._counter)
+        if trainer.is_global_zero:
+            planned_steps = trainer.max_steps if trainer.max_steps > 0 else None
+            self._outlook = Outlook(run, planned_steps, self._said.planned_usd, self._said.planned_hours)
         self._side = DeviceSide(run, GpuWatch.for_device(trainer.strategy.root_device, run.pids()))
         run.meter.enter(Activity.DATA_WAIT)
 
@@ -313,6 +331,10 @@ class CostMonitor(Callback):
             self._side.tick(figures, steps.seen, steps.recompiles)
         if figures is None:
             return
+        if self._outlook is not None:
+            verdict = self._outlook.tick(figures)
+            if verdict is not None and self._side is not None:
+                self._side.tell(verdict)
         if steps.probe.news:
             steps.probe.news = False
             run.note_flops(trainer, steps.probe.seen, steps.probe.problem)
@@ -341,6 +363,8 @@ class CostMonitor(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Back to what was before."""
         self._open().meter.enter(self._came_from)
+        if self._outlook is not None:
+            self._outlook.validations += 1
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Testing is charged as validation."""

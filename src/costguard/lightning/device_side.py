@@ -89,5 +89,5 @@ class DeviceSide:
     def tell(self, verdict: Verdict, say: Callable[[str], Any] = warn) -> None:
         """Write a verdict down, and say what asks for something to be done."""
         self._run.writer.verdict(verdict)
-        if verdict.action is Action.WARN:
+        if verdict.action in (Action.WARN, Action.ALERT):
             say(verdict.message)
