@@ -77,6 +77,13 @@ def _causal_pairs(allowed: Tensor, kept: int) -> Pairs:
     return Pairs(Fraction(full, everything), Fraction(2 * kept - diagonal, 2 * everything))
 
 
+def below_diagonal(queries: int, keys: int) -> Pairs:
+    """Shares for a causal mask by which query `i` sees the keys up to `i`, of sequences of any two lengths."""
+    if queries > keys:
+        return Pairs(Fraction(1), 1 - Fraction(keys, 2 * queries))
+    return Pairs(Fraction(1), Fraction(queries, 2 * max(1, keys)))
+
+
 def pairs_of_lengths(queries: list[int], keys: list[int], *, causal: bool, padded: int) -> Pairs:
     """Shares for packed sequences.
 
