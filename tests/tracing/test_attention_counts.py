@@ -49,7 +49,12 @@ MASKS = {
     "causal": (None, True, ALL, ALL / 2),
     "causal mask": (TRIL, False, ALL, ALL / 2),
     "causal mask that is added": (additive(TRIL), False, ALL, ALL / 2),
-    "least numbers instead of infinity": (torch.zeros(T, T).masked_fill(~TRIL, torch.finfo(torch.float16).min), False, ALL, ALL / 2),
+    "least numbers instead of infinity": (
+        torch.zeros(T, T).masked_fill(~TRIL, torch.finfo(torch.float16).min),
+        False,
+        ALL,
+        ALL / 2,
+    ),
     "causal mask of each sample": (TRIL.expand(B, 1, T, T), False, ALL, ALL / 2),
     "packed": (BLOCKS, False, IN_BLOCKS, IN_BLOCKS),
     "packed and causal": (BLOCKS & TRIL, False, IN_BLOCKS, IN_BLOCKS / 2),
@@ -172,6 +177,7 @@ def test_torchs_counter_does_not_see_fused_attention_on_a_cpu() -> None:
     assert any("scaled_dot_product" in name for name in counted.missed)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
 def test_nested_sequences_count_each_by_itself() -> None:
     """Packed by jagged tensors: 3 x 3 + 5 x 5 pairs, and linear layers by the tokens that there are."""
     values = [torch.randn(n, 64) for n in LENGTHS]

@@ -72,6 +72,38 @@ def test_frozen_checkpointed_layers_cost_no_weight_gradients() -> None:
     assert counted.step.recomputed == P(ROWS, 6, 8) + P(ROWS, 8, 6)
 
 
+@pytest.mark.parametrize("how", [False, True])
+def test_only_some_blocks_are_checkpointed(how: bool) -> None:
+    """Blocks of one shape, every second one checkpointed: each has its gradients once."""
+    blocks = [nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)) for _ in range(4)]
+
+    def step() -> Tensor:
+        x = torch.randn(ROWS, 6, requires_grad=True)
+        for at, block in enumerate(blocks):
+            x = checkpoint(block, x, use_reentrant=how) if at % 2 else block(x)
+        return x
+
+    counted = count(step)
+    assert counted.full == 3 * 4 * (P(ROWS, 6, 8) + P(ROWS, 8, 6))
+    assert counted.step.recomputed == 2 * (P(ROWS, 6, 8) + how * P(ROWS, 8, 6))
+    assert counted.step.work.hardware == counted.torch
+
+
+@pytest.mark.parametrize("how", [False, True])
+def test_an_autograd_function_in_a_checkpoint_is_forward_again(how: bool) -> None:
+    """Its forward runs without gradients inside backward, and is recomputation all the same."""
+    weight, last = nn.Parameter(torch.randn(10, 6)), nn.Linear(10, 3)
+
+    def step() -> Tensor:
+        x = torch.randn(ROWS, 6, requires_grad=True)
+        return checkpoint(lambda y: last(OwnLinear.apply(y, weight).tanh()), x, use_reentrant=how)
+
+    counted = count(step)
+    assert counted.full == 3 * (P(ROWS, 6, 10) + P(ROWS, 10, 3))
+    assert counted.step.recomputed == P(ROWS, 6, 10) + how * P(ROWS, 10, 3)
+    assert counted.step.work.hardware == counted.torch
+
+
 # -- somebody's own functions ---------------------------------------------------------------------------------------------
 
 
@@ -110,8 +142,8 @@ def triple() -> Iterator[Any]:
 def test_a_kernel_of_somebodys_own_is_named_by_both_counts(triple: Any) -> None:
     """pytorch#131041: what cannot be counted is not 0 without a word."""
     layer = nn.Linear(6, 10)
-    counted = count(lambda: triple(layer(torch.randn(4, 6))).detach())
-    assert counted.full == P(4, 6, 10)
+    counted = count(lambda: layer(triple(torch.randn(4, 6))))
+    assert counted.full == 2 * P(4, 6, 10)
     assert counted.step.unseen == ("costguard_test::triple",)
     assert counted.missed == ("costguard_test::triple",)
 

@@ -117,8 +117,16 @@ PRODUCTS = [
     Case("addbmm", _call(torch.addbmm, (4, 5), (3, 4, 6), (3, 6, 5)), 3 * 3 * P(4, 6, 5), torch=-1, why="addbmm"),
     Case("einsum", _call(lambda a, b: torch.einsum("ij,jk->ik", a, b), (4, 6), (6, 5)), 3 * P(4, 6, 5)),
     Case("einsum of a list", _call(lambda a, b: torch.einsum("ij,jk", [a, b]), (4, 6), (6, 5)), 3 * P(4, 6, 5)),
-    Case("einsum with an ellipsis", _call(lambda a, b: torch.einsum("...d,hd->...h", a, b), (2, 3, 4), (5, 4)), 3 * P(6, 4, 5)),
-    Case("einsum of experts", _call(lambda a, b: torch.einsum("ecd,edf->ecf", a, b), (3, 4, 6), (3, 6, 5)), 3 * 3 * P(4, 6, 5)),
+    Case(
+        "einsum with an ellipsis",
+        _call(lambda a, b: torch.einsum("...d,hd->...h", a, b), (2, 3, 4), (5, 4)),
+        3 * P(6, 4, 5),
+    ),
+    Case(
+        "einsum of experts",
+        _call(lambda a, b: torch.einsum("ecd,edf->ecf", a, b), (3, 4, 6), (3, 6, 5)),
+        3 * 3 * P(4, 6, 5),
+    ),
     Case("tensordot", _call(lambda a, b: torch.tensordot(a, b, dims=2), (4, 2, 3), (2, 3, 5)), 3 * P(4, 6, 5)),
     Case(
         "tensordot over named dimensions",
@@ -148,7 +156,13 @@ CONVOLUTIONS = [
     Case("transposed 2d", _on(nn.ConvTranspose2d(3, 8, 2, stride=2), 2, 3, 4, 5), 2 * P(2 * 20, 3, 8 * 4)),
     Case("transposed 2d, later", _on(nn.ConvTranspose2d(3, 8, 3), 2, 3, 4, 5, needs=True), 3 * P(40, 3, 8 * 9)),
     Case("transposed 3d", _on(nn.ConvTranspose3d(2, 4, 2), 1, 2, 3, 3, 3), 2 * P(27, 2, 4 * 8)),
-    Case("transposed grouped", _on(nn.ConvTranspose2d(4, 8, 3, groups=2), 2, 4, 4, 5), 2 * P(40, 4, 4 * 9), torch=-1, why="groups"),
+    Case(
+        "transposed grouped",
+        _on(nn.ConvTranspose2d(4, 8, 3, groups=2), 2, 4, 4, 5),
+        2 * P(40, 4, 4 * 9),
+        torch=-1,
+        why="groups",
+    ),
 ]
 
 
@@ -180,7 +194,9 @@ EMBEDDINGS = [
 # -- recurrent layers --------------------------------------------------------------------------------------------------
 
 
-def _rnn(gates: int, steps: int, first: int, wide: int, hidden: int, *, needs: bool = False, state: bool = False) -> int:
+def _rnn(
+    gates: int, steps: int, first: int, wide: int, hidden: int, *, needs: bool = False, state: bool = False
+) -> int:
     """One layer in one direction: forward and weights twice, the input's gradient, the state's but for the first."""
     both = P(steps, wide, gates * hidden) + P(steps, hidden, gates * hidden)
     backwards = steps if state else steps - first
@@ -340,7 +356,9 @@ FROZEN = [
         torch=-1,
         why="scaled_dot_product_attention on a CPU",
     ),
-    Case("encoder in its fast path", lambda: _encoder(train=False), 2 * _LINEARS + 2 * 2 * _PAIRS, torch=-1, why="fused"),
+    Case(
+        "encoder in its fast path", lambda: _encoder(train=False), 2 * _LINEARS + 2 * 2 * _PAIRS, torch=-1, why="fused"
+    ),
 ]
 
 TABLE = [*LINEAR, *PRODUCTS, *CONVOLUTIONS, *EMBEDDINGS, *FROZEN]

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from costguard.flops.step import Call, StepFlops, step_flops
 from costguard.tracing.attention import flash_attention
-from costguard.tracing.graph import nodes_of, reached_from
+from costguard.tracing.graph import Node, is_recomputing, nodes_of, reached_from
 from costguard.tracing.masks import EVERY, Pairs, pairs_of_mask
 from costguard.tracing.needs import computed_in, parameter_of
 from costguard.tracing.rules import RULES
@@ -38,15 +38,14 @@ class FlopTrace(TorchFunctionMode):
         self.problem: str | None = None
         self._calls: list[Call] = []
         self._recomputed: int | None = 0
-        self._given: Counter[Any] = Counter()
         self._looked_up: dict[int, int] = {}
         self._multiplied: set[int] = set()
         self._unseen: set[str] = set()
         self._dtypes: Counter[str] = Counter()
         self._scores: dict[tuple[int, ...], int] = {}
         self._weights: dict[tuple[int, ...], Pairs] = {}
-        self._nodes: dict[int, frozenset[int]] = {}
-        self._reached: set[int] | None = None
+        self._nodes: dict[int, frozenset[Node]] = {}
+        self._reached: set[Node] | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Let the call happen, then count it."""
@@ -116,30 +115,30 @@ class FlopTrace(TorchFunctionMode):
         self._multiplied.update(id(p) for t in tensors if (p := parameter_of(t)) is not None)
 
     def _add(self, func: Any, calls: Iterable[Call], tensors: Sequence[Tensor], out: Any) -> None:
-        key = (_name(func), *(tuple(t.shape) for t in tensors))
         ranks = _mesh_size(tensors)
-        operands = tensors[1:] if key[0].startswith("baddbmm") else tensors
+        operands = tensors[1:] if _name(func).startswith("baddbmm") else tensors
         again = torch._C._current_graph_task_id() != -1
         for call in calls:
             counted = self._masked(_shared(call, ranks), operands, out)
             self._dtypes[computed_in(tensors)] += call.forward
             if not again:
-                self._given[key] += counted.backward > 0
-                self._nodes[len(self._calls)] = nodes_of(out)
-                self._calls.append(counted)
+                self._append(counted, out)
             elif torch.is_grad_enabled():
-                self._add_again(key, counted)
+                # By a checkpoint; if the first time was without gradients, backward goes through this one.
+                self._add_again(counted)
+                self._append(counted._replace(forward=0, whole=0), out)
+            elif is_recomputing():
+                self._add_again(counted)
             else:  # somebody's own backward
                 self._calls.append(counted._replace(backward=counted.forward, forward=0, whole=0))
 
-    def _add_again(self, key: Any, call: Call) -> None:
-        """Backward has computed an activation once more, by checkpointing."""
+    def _append(self, call: Call, out: Any) -> None:
+        self._nodes[len(self._calls)] = nodes_of(out)
+        self._calls.append(call)
+
+    def _add_again(self, call: Call) -> None:
         if self._recomputed is not None:
             self._recomputed += call.forward
-        if self._given[key] > 0:
-            self._given[key] -= 1
-        else:  # the first time no gradient was asked for, so that its backward is known only now
-            self._calls.append(call._replace(forward=0, whole=0))
 
     # -- attention that is written out -----------------------------------------------------------------------------
 
