@@ -204,6 +204,7 @@ class CostMonitor(Callback):
         run.meter.enter(Activity.TEARDOWN)
         run.failed(exception)
         run.open_new()
+        self._tell_flops(trainer)
         self._closing_row(trainer)
         if run.is_open:
             run.writer.settle()
@@ -349,14 +350,18 @@ class CostMonitor(Callback):
         run.move_to_padding(self._counter.late())
         if not trainer.is_global_zero:
             return
-        if self._probe is not None and self._probe.news:
-            self._probe.news = False
-            run.note_flops(trainer, self._probe.seen, self._probe.problem)
+        self._tell_flops(trainer)
         self._costs()
         # Who has gone through a whole epoch without a row logs nothing at all, and gets rows of costs.
         rows = self._rows
         if rows is not None and rows.users_rows == 0 and trainer.current_epoch > 0 and trainer.loggers:
             rows.own_row(trainer.loggers, private.logging_step(trainer))
+
+    def _tell_flops(self, trainer: Trainer) -> None:
+        probe, run = self._probe, self._run
+        if probe is not None and probe.news and run is not None and run.is_open and trainer.is_global_zero:
+            probe.news = False
+            run.note_flops(trainer, probe.seen, probe.problem)
 
     def _costs(self) -> Mapping[str, float]:
         figures = self._run.figures() if self._run is not None else None
@@ -398,6 +403,7 @@ class CostMonitor(Callback):
         """Training is over: the last figures go where no row has had them."""
         run = self._metering()
         run.move_to_padding(self._counter.late(wait=True))
+        self._tell_flops(trainer)
         self._closing_row(trainer)
         run.meter.enter(Activity.TEARDOWN)
 

@@ -14,6 +14,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 
+_LEFT_BEHIND = ("__compiled_fn", "__resume_at")
+"""What torch.compile puts into the files of what it has compiled, and leaves there."""
+
+
 def compiled_part(module: nn.Module) -> str | None:
     """Name what of a module runs compiled, `None` if nothing is known to.
 
@@ -34,7 +38,7 @@ def compiled_part(module: nn.Module) -> str | None:
     for file in sorted(files):
         if not file.startswith(("torch.", "lightning.", "pytorch_lightning.")) and file in sys.modules:
             for name, value in list(vars(sys.modules[file]).items()):
-                if _is_compiled(value):
+                if _is_compiled(value) and not name.startswith(_LEFT_BEHIND):
                     return f"{file}.{name}"
     return None
 
