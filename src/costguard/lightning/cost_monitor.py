@@ -19,7 +19,7 @@ from costguard.flops.sizes import BatchSize
 from costguard.ledger.activity import ActivityMeter, Counters
 from costguard.ledger.attempt import count
 from costguard.lightning import private
-from costguard.lightning.batches import BatchCounter, CountTokens
+from costguard.lightning.batches import COUNTED_ELSEWHERE, BatchCounter, CountTokens, reads_own_batches
 from costguard.lightning.compiling import compilations
 from costguard.lightning.instances import Instances
 from costguard.lightning.joining import make_run
@@ -131,6 +131,7 @@ class CostMonitor(Callback):
         self._size: BatchSize | None = None
         self._probe: StepProbe | None = None
         self._warm = False
+        self._reads_own = True
         self._compiled = 0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -260,6 +261,7 @@ class CostMonitor(Callback):
         loaded, self._loaded = self._loaded, None
         run.begin_training(trainer, loaded)
         self._step = private.step_counter(trainer)
+        self._reads_own = reads_own_batches(trainer)
         self._probe = StepProbe(trainer, pl_module)
         self._compiled, self._warm = compilations(), True
         self._meter = run.meter
@@ -336,7 +338,7 @@ class CostMonitor(Callback):
             self._compiled, self._warm = compiled, True
             if self._meter is not None and self._meter.state.activity == _TRAIN:
                 self._meter.relabel(_COMPILE)
-        counts = self._counter.count(batch)
+        counts = self._counter.count(batch) if self._reads_own else COUNTED_ELSEWHERE
         work = probe.work(size) if probe is not None else None
         if self._warm and probe is not None:
             probe.note_tokens(counts.tokens, counts.padding)
