@@ -10,7 +10,7 @@ import pytest
 import torch
 from counted import count
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 B, H, T, D = 2, 4, 8, 16
 """Samples, heads, tokens, head size."""
@@ -70,7 +70,7 @@ MASKS = {
 def test_fused_attention_is_counted_by_its_mask(name: str) -> None:
     """Packed sequences by the sum of squared lengths, windows by their width; what is executed is all pairs."""
     mask, causal, full, below = MASKS[name]
-    counted = count(lambda: F.scaled_dot_product_attention(heads(), heads(), heads(), mask, is_causal=causal))
+    counted = count(lambda: functional.scaled_dot_product_attention(heads(), heads(), heads(), mask, is_causal=causal))
     assert counted.full == scores_and_values(full)
     assert counted.causal == scores_and_values(below)
     assert counted.step.work.hardware == scores_and_values(ALL)
@@ -109,7 +109,9 @@ def _by_hand(how: str, bias: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> 
     return torch.bmm(weights.flatten(0, 1), flat[2])
 
 
-@pytest.mark.parametrize("softmax", [lambda s: F.softmax(s, -1), lambda s: torch.softmax(s, -1), nn.Softmax(-1)])
+@pytest.mark.parametrize(
+    "softmax", [lambda s: functional.softmax(s, -1), lambda s: torch.softmax(s, -1), nn.Softmax(-1)]
+)
 @pytest.mark.parametrize("size", [T, D])
 def test_softmax_by_any_name_and_heads_as_wide_as_tokens(softmax: Any, size: int) -> None:
     """Two layers in a row, where scores may have the shape of queries: neither takes the other's mask."""
@@ -127,31 +129,31 @@ def test_softmax_by_any_name_and_heads_as_wide_as_tokens(softmax: Any, size: int
 
 def test_cross_attention_is_over_queries_and_keys() -> None:
     """Three queries of eight keys."""
-    counted = count(lambda: F.scaled_dot_product_attention(heads(3), heads(8), heads(8)))
+    counted = count(lambda: functional.scaled_dot_product_attention(heads(3), heads(8), heads(8)))
     assert counted.full == scores_and_values(B * H * 3 * 8)
 
 
 def test_causal_attention_of_fewer_queries_than_keys_leaves_the_pairs_below_the_diagonal() -> None:
     """Query `i` sees keys up to `i`, the diagonal half: of 4 x 8 pairs 4 x 4 / 2, of 8 x 4 pairs 4 x 4 / 2 + 4 x 4."""
-    fewer = count(lambda: F.scaled_dot_product_attention(heads(4), heads(8), heads(8), is_causal=True))
+    fewer = count(lambda: functional.scaled_dot_product_attention(heads(4), heads(8), heads(8), is_causal=True))
     assert fewer.causal == scores_and_values(B * H * 8)
-    more = count(lambda: F.scaled_dot_product_attention(heads(8), heads(4), heads(4), is_causal=True))
+    more = count(lambda: functional.scaled_dot_product_attention(heads(8), heads(4), heads(4), is_causal=True))
     assert more.causal == scores_and_values(B * H * 24)
 
 
 def test_values_may_have_another_size() -> None:
     """Scores are of the keys' size, results of the values' (multi-head latent attention)."""
-    counted = count(lambda: F.scaled_dot_product_attention(heads(), heads(), heads(size=24)))
+    counted = count(lambda: functional.scaled_dot_product_attention(heads(), heads(), heads(size=24)))
     assert counted.full == 3 * 2 * ALL * 16 + 3 * 2 * ALL * 24
 
 
 def test_grouped_queries_count_by_the_querys_heads() -> None:
     """pytorch#177188: 32 heads of queries on 8 of keys cost as 32 of both; torch's own formula asserts equality."""
     q, k, v = heads(number=32), heads(number=8), heads(number=8)
-    counted = count(lambda: F.scaled_dot_product_attention(q, k, v, enable_gqa=True))
+    counted = count(lambda: functional.scaled_dot_product_attention(q, k, v, enable_gqa=True))
     assert counted.full == scores_and_values(B * 32 * T * T)
     repeated = [x.repeat_interleave(4, 1) for x in (k, v)]
-    assert count(lambda: F.scaled_dot_product_attention(q, *repeated)).full == counted.full
+    assert count(lambda: functional.scaled_dot_product_attention(q, *repeated)).full == counted.full
 
 
 @pytest.mark.parametrize(
@@ -160,19 +162,19 @@ def test_grouped_queries_count_by_the_querys_heads() -> None:
 def test_attention_costs_the_gradients_that_flow(needs: tuple[int, ...], products: int) -> None:
     """The values' and the weights' gradient are one product each, then the queries' and the keys'."""
     q, k, v = (heads().detach().requires_grad_(bool(flag)) for flag in needs)
-    assert count(lambda: F.scaled_dot_product_attention(q, k, v)).full == products * 2 * ALL * D
+    assert count(lambda: functional.scaled_dot_product_attention(q, k, v)).full == products * 2 * ALL * D
     assert count(lambda: (q @ k.mT).softmax(-1) @ v).full == products * 2 * ALL * D
 
 
 def test_fused_attention_is_counted_once() -> None:
     """pytorch#134804: a fused operator and what it is made of are not both counted; b 2, h 5, s 9, d 4."""
     q = torch.randn(2, 5, 9, 4)
-    assert count(lambda: F.scaled_dot_product_attention(q, q, q)).full == 2 * 2 * (2 * 5 * 9 * 9) * 4
+    assert count(lambda: functional.scaled_dot_product_attention(q, q, q)).full == 2 * 2 * (2 * 5 * 9 * 9) * 4
 
 
 def test_torchs_counter_does_not_see_fused_attention_on_a_cpu() -> None:
     """It has no formula for the CPU's kernel; the cross-check can name it."""
-    counted = count(lambda: F.scaled_dot_product_attention(heads(), heads(), heads()))
+    counted = count(lambda: functional.scaled_dot_product_attention(heads(), heads(), heads()))
     assert counted.torch == 0
     assert any("scaled_dot_product" in name for name in counted.missed)
 
@@ -186,7 +188,7 @@ def test_nested_sequences_count_each_by_itself() -> None:
     def step() -> Tensor:
         x = layer(torch.nested.nested_tensor(values, layout=torch.jagged))
         q = x.unflatten(-1, [H, D]).transpose(1, 2)
-        return F.scaled_dot_product_attention(q, q, q)  # causal ones run on GPUs only
+        return functional.scaled_dot_product_attention(q, q, q)  # causal ones run on GPUs only
 
     counted = count(step)
     assert counted.full - counted.step.attention == 2 * 2 * 8 * 64 * 64
@@ -283,7 +285,7 @@ def test_a_boolean_mask_of_the_function_hides_where_it_is_true() -> None:
     module, x = nn.MultiheadAttention(E, H), torch.randn(T, B, E)
     blocks = ~BLOCKS
     counted = count(
-        lambda: F.multi_head_attention_forward(
+        lambda: functional.multi_head_attention_forward(
             x, x, x, E, H, module.in_proj_weight, module.in_proj_bias, None, None, False, 0.0,
             module.out_proj.weight, module.out_proj.bias, attn_mask=blocks,
         )

@@ -9,11 +9,11 @@ import pytest
 import torch
 from counted import count
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 
-def P(rows: int, inner: int, columns: int) -> int:
+def product(rows: int, inner: int, columns: int) -> int:
     """FLOPs of a product of matrices."""
     return 2 * rows * inner * columns
 
@@ -42,8 +42,8 @@ def _mlps(how: bool | None, blocks: int = 2) -> Callable[[], Tensor]:
 def test_checkpointing_changes_what_is_executed_and_not_the_model(how: bool | None) -> None:
     """Reentrant recomputes each block whole; the other kind stops before the last product, which nothing needs."""
     counted = count(_mlps(how))
-    model = 3 * (2 * (P(ROWS, 6, 8) + P(ROWS, 8, 6)) + P(ROWS, 6, 3))
-    again = {None: 0, False: 2 * P(ROWS, 6, 8), True: 2 * (P(ROWS, 6, 8) + P(ROWS, 8, 6))}[how]
+    model = 3 * (2 * (product(ROWS, 6, 8) + product(ROWS, 8, 6)) + product(ROWS, 6, 3))
+    again = {None: 0, False: 2 * product(ROWS, 6, 8), True: 2 * (product(ROWS, 6, 8) + product(ROWS, 8, 6))}[how]
     assert counted.full == model
     assert counted.step.recomputed == again
     assert counted.step.work.hardware == model + again == counted.torch
@@ -59,7 +59,7 @@ def test_checkpointed_blocks_in_checkpointed_blocks(how: bool) -> None:
         return checkpoint(lambda y: head(checkpoint(inner, y, use_reentrant=how)), x, use_reentrant=how)
 
     counted = count(step)
-    assert counted.full == 3 * (P(ROWS, 6, 8) + P(ROWS, 8, 6) + P(ROWS, 6, 6))
+    assert counted.full == 3 * (product(ROWS, 6, 8) + product(ROWS, 8, 6) + product(ROWS, 6, 6))
     assert counted.step.work.hardware == counted.torch
 
 
@@ -68,8 +68,8 @@ def test_frozen_checkpointed_layers_cost_no_weight_gradients() -> None:
     mlp = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)).requires_grad_(False)
     x = torch.randn(ROWS, 6, requires_grad=True)
     counted = count(lambda: checkpoint(mlp, x, use_reentrant=True))
-    assert counted.full == 2 * (P(ROWS, 6, 8) + P(ROWS, 8, 6))
-    assert counted.step.recomputed == P(ROWS, 6, 8) + P(ROWS, 8, 6)
+    assert counted.full == 2 * (product(ROWS, 6, 8) + product(ROWS, 8, 6))
+    assert counted.step.recomputed == product(ROWS, 6, 8) + product(ROWS, 8, 6)
 
 
 @pytest.mark.parametrize("how", [False, True])
@@ -84,8 +84,8 @@ def test_only_some_blocks_are_checkpointed(how: bool) -> None:
         return x
 
     counted = count(step)
-    assert counted.full == 3 * 4 * (P(ROWS, 6, 8) + P(ROWS, 8, 6))
-    assert counted.step.recomputed == 2 * (P(ROWS, 6, 8) + how * P(ROWS, 8, 6))
+    assert counted.full == 3 * 4 * (product(ROWS, 6, 8) + product(ROWS, 8, 6))
+    assert counted.step.recomputed == 2 * (product(ROWS, 6, 8) + how * product(ROWS, 8, 6))
     assert counted.step.work.hardware == counted.torch
 
 
@@ -99,8 +99,8 @@ def test_an_autograd_function_in_a_checkpoint_is_forward_again(how: bool) -> Non
         return checkpoint(lambda y: last(OwnLinear.apply(y, weight).tanh()), x, use_reentrant=how)
 
     counted = count(step)
-    assert counted.full == 3 * (P(ROWS, 6, 10) + P(ROWS, 10, 3))
-    assert counted.step.recomputed == P(ROWS, 6, 10) + how * P(ROWS, 10, 3)
+    assert counted.full == 3 * (product(ROWS, 6, 10) + product(ROWS, 10, 3))
+    assert counted.step.recomputed == product(ROWS, 6, 10) + how * product(ROWS, 10, 3)
     assert counted.step.work.hardware == counted.torch
 
 
@@ -125,7 +125,7 @@ def test_an_autograd_function_of_torch_operators_is_seen_both_ways() -> None:
     """Its products forward, and those that its own backward makes."""
     x, weight = torch.randn(4, 6, requires_grad=True), nn.Parameter(torch.randn(10, 6))
     counted = count(lambda: OwnLinear.apply(x, weight))
-    assert counted.full == 3 * P(4, 6, 10) == counted.torch
+    assert counted.full == 3 * product(4, 6, 10) == counted.torch
     assert counted.step.recomputed == 0
 
 
@@ -143,7 +143,7 @@ def test_a_kernel_of_somebodys_own_is_named_by_both_counts(triple: Any) -> None:
     """pytorch#131041: what cannot be counted is not 0 without a word."""
     layer = nn.Linear(6, 10)
     counted = count(lambda: layer(triple(torch.randn(4, 6))))
-    assert counted.full == 2 * P(4, 6, 10)
+    assert counted.full == 2 * product(4, 6, 10)
     assert counted.step.unseen == ("costguard_test::triple",)
     assert counted.missed == ("costguard_test::triple",)
 
@@ -159,7 +159,7 @@ def test_what_has_no_loss_costs_only_forward() -> None:
     """A branch whose result is thrown away gets no gradient."""
     used, spare, x = nn.Linear(6, 10), nn.Linear(6, 20), torch.randn(4, 6)
     counted = count(lambda: (used(x), spare(x))[0])
-    assert counted.full == 2 * P(4, 6, 10) + P(4, 6, 20) == counted.torch
+    assert counted.full == 2 * product(4, 6, 10) + product(4, 6, 20) == counted.torch
 
 
 def test_the_last_state_alone_lets_gradients_through_a_recurrent_layer() -> None:
@@ -176,14 +176,14 @@ def test_two_losses_are_two_backwards() -> None:
         one(x).sum().backward()
         return two(x)
 
-    assert count(step).full == 2 * P(4, 6, 10) + 2 * P(4, 6, 20)
+    assert count(step).full == 2 * product(4, 6, 10) + 2 * product(4, 6, 20)
 
 
 def test_a_result_given_by_keyword_is_no_operand() -> None:
     """`out=` does not confuse the rules."""
     a, b, out = torch.randn(4, 6), torch.randn(6, 5), torch.empty(4, 5)
     counted = count(lambda: torch.mm(a, b, out=out))
-    assert (counted.full, counted.step.unseen) == (P(4, 6, 5), ())
+    assert (counted.full, counted.step.unseen) == (product(4, 6, 5), ())
 
 
 # -- what products run in --------------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def test_autocast_says_what_products_run_in(dtype: torch.dtype) -> None:
 
     counted = count(step)
     assert counted.step.dtype == str(dtype).removeprefix("torch.")
-    assert counted.full == 2 * P(4, 6, 10) == counted.torch
+    assert counted.full == 2 * product(4, 6, 10) == counted.torch
 
 
 def test_the_dtype_is_that_of_most_flops() -> None:
@@ -292,5 +292,5 @@ def test_grouped_products_of_experts_count_the_rows_that_ran() -> None:
     x = torch.randn(16, 32, dtype=torch.bfloat16)
     weights = torch.randn(4, 32, 48, dtype=torch.bfloat16)
     ends = torch.tensor([4, 4, 12, 16], dtype=torch.int32)
-    assert count(lambda: F.grouped_mm(x, weights, offs=ends)).full == P(16, 32, 48)
-    assert count(lambda: torch._grouped_mm(x, weights, offs=ends)).full == P(16, 32, 48)
+    assert count(lambda: functional.grouped_mm(x, weights, offs=ends)).full == product(16, 32, 48)
+    assert count(lambda: torch._grouped_mm(x, weights, offs=ends)).full == product(16, 32, 48)

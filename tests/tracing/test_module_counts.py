@@ -1,7 +1,7 @@
 """FLOPs of small modules of each kind, against a count by hand written out beside them, to the last FLOP.
 
 A product of (rows, inner) with (inner, columns) is 2 x rows x inner x columns; each of its two gradients is as much
-again. `P` is short for one such product.
+again. `product` is one.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import pytest
 import torch
 from counted import count
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 STEP = Callable[[], Any]
 
 
-def P(rows: int, inner: int, columns: int) -> int:
+def product(rows: int, inner: int, columns: int) -> int:
     """FLOPs of a product of matrices by the schoolbook."""
     return 2 * rows * inner * columns
 
@@ -66,20 +66,25 @@ def _call(function: Callable[..., Any], *shapes: tuple[int, ...], needs: str | N
     return make
 
 
+def _swiglu() -> STEP:
+    up, gate, down = nn.Linear(8, 28), nn.Linear(8, 28), nn.Linear(28, 8)
+    return lambda: down(functional.silu(gate(x)) * up(x)) if (x := torch.randn(4, 5, 8)) is not None else None
+
+
 # -- linear layers ----------------------------------------------------------------------------------------------------
 
 LINEAR = [
     # The input of a first layer needs no gradient: forward and the weight's gradient.
-    Case("first layer", _on(nn.Linear(6, 10), 4, 6), 2 * P(4, 6, 10)),
-    Case("later layer", _on(nn.Linear(6, 10), 4, 6, needs=True), 3 * P(4, 6, 10)),
-    Case("frozen later layer", _on(nn.Linear(6, 10), 4, 6, needs=True, frozen=True), 2 * P(4, 6, 10)),
-    Case("frozen first layer", _on(nn.Linear(6, 10), 4, 6, frozen=True), P(4, 6, 10)),
-    Case("without bias", _on(nn.Linear(6, 10, bias=False), 4, 6), 2 * P(4, 6, 10)),
-    Case("batch of one", _on(nn.Linear(6, 10), 1, 6), 2 * P(1, 6, 10)),
-    Case("vector", _on(nn.Linear(6, 10), 6), 2 * P(1, 6, 10)),
-    Case("samples of tokens", _on(nn.Linear(6, 10), 4, 5, 6), 2 * P(20, 6, 10)),
+    Case("first layer", _on(nn.Linear(6, 10), 4, 6), 2 * product(4, 6, 10)),
+    Case("later layer", _on(nn.Linear(6, 10), 4, 6, needs=True), 3 * product(4, 6, 10)),
+    Case("frozen later layer", _on(nn.Linear(6, 10), 4, 6, needs=True, frozen=True), 2 * product(4, 6, 10)),
+    Case("frozen first layer", _on(nn.Linear(6, 10), 4, 6, frozen=True), product(4, 6, 10)),
+    Case("without bias", _on(nn.Linear(6, 10, bias=False), 4, 6), 2 * product(4, 6, 10)),
+    Case("batch of one", _on(nn.Linear(6, 10), 1, 6), 2 * product(1, 6, 10)),
+    Case("vector", _on(nn.Linear(6, 10), 6), 2 * product(1, 6, 10)),
+    Case("samples of tokens", _on(nn.Linear(6, 10), 4, 5, 6), 2 * product(20, 6, 10)),
     Case("empty batch", _on(nn.Linear(6, 10), 0, 6), 0),
-    Case("lazy", lambda: (m := nn.LazyLinear(10)) and (lambda: m(torch.randn(4, 6))), 2 * P(4, 6, 10)),
+    Case("lazy", lambda: (m := nn.LazyLinear(10)) and (lambda: m(torch.randn(4, 6))), 2 * product(4, 6, 10)),
     Case(
         "frozen layers below the first trained one cost only forward",
         lambda: (
@@ -87,51 +92,54 @@ LINEAR = [
             and m[0].requires_grad_(False)
             and (lambda: m(torch.randn(4, 6)))
         ),
-        P(4, 6, 8) + 2 * P(4, 8, 10) + 3 * P(4, 10, 3),
+        product(4, 6, 8) + 2 * product(4, 8, 10) + 3 * product(4, 10, 3),
     ),
-    Case("bilinear", _call(F.bilinear, (4, 5), (4, 6), (7, 5, 6)), 4 * P(4 * 7 * 5, 6, 1), torch=-1, why="no formula"),
-    Case("SwiGLU of 3.5 widths", lambda: _swiglu(), 2 * 2 * P(20, 8, 28) + 3 * P(20, 28, 8)),
+    Case(
+        "bilinear",
+        _call(functional.bilinear, (4, 5), (4, 6), (7, 5, 6)),
+        4 * product(4 * 7 * 5, 6, 1),
+        torch=-1,
+        why="no formula",
+    ),
+    Case("SwiGLU of 3.5 widths", _swiglu, 2 * 2 * product(20, 8, 28) + 3 * product(20, 28, 8)),
 ]
-
-
-def _swiglu() -> STEP:
-    up, gate, down = nn.Linear(8, 28), nn.Linear(8, 28), nn.Linear(28, 8)
-    return lambda: down(F.silu(gate(x)) * up(x)) if (x := torch.randn(4, 5, 8)) is not None else None
 
 
 # -- products by any name -------------------------------------------------------------------------------------------
 
 PRODUCTS = [
-    Case("matmul", _call(torch.matmul, (4, 6), (6, 5)), 3 * P(4, 6, 5)),
-    Case("@", _call(lambda a, b: a @ b, (4, 6), (6, 5)), 3 * P(4, 6, 5)),
-    Case("reflected", _call(lambda a, b: Tensor.__rmatmul__(b, a), (4, 6), (6, 5)), 3 * P(4, 6, 5)),
-    Case("matmul of one operand with a gradient", _call(torch.matmul, (4, 6), (6, 5), needs="01"), 2 * P(4, 6, 5)),
-    Case("matmul that broadcasts", _call(torch.matmul, (3, 4, 6), (6, 5)), 3 * P(12, 6, 5)),
-    Case("matrix by vector", _call(torch.matmul, (4, 6), (6,)), 3 * P(4, 6, 1), torch=-1, why="mv"),
-    Case("mm", _call(torch.mm, (4, 6), (6, 5)), 3 * P(4, 6, 5)),
-    Case("Tensor.mm", _call(Tensor.mm, (4, 6), (6, 5)), 3 * P(4, 6, 5)),
-    Case("bmm", _call(torch.bmm, (3, 4, 6), (3, 6, 5)), 3 * 3 * P(4, 6, 5)),
-    Case("linalg.matmul", _call(torch.linalg.matmul, (4, 6), (6, 5)), 3 * P(4, 6, 5)),
-    Case("addmm", _call(torch.addmm, (4, 5), (4, 6), (6, 5)), 3 * P(4, 6, 5)),
-    Case("baddbmm", _call(torch.baddbmm, (3, 4, 5), (3, 4, 6), (3, 6, 5)), 3 * 3 * P(4, 6, 5)),
-    Case("addbmm", _call(torch.addbmm, (4, 5), (3, 4, 6), (3, 6, 5)), 3 * 3 * P(4, 6, 5), torch=-1, why="addbmm"),
-    Case("einsum", _call(lambda a, b: torch.einsum("ij,jk->ik", a, b), (4, 6), (6, 5)), 3 * P(4, 6, 5)),
-    Case("einsum of a list", _call(lambda a, b: torch.einsum("ij,jk", [a, b]), (4, 6), (6, 5)), 3 * P(4, 6, 5)),
+    Case("matmul", _call(torch.matmul, (4, 6), (6, 5)), 3 * product(4, 6, 5)),
+    Case("@", _call(lambda a, b: a @ b, (4, 6), (6, 5)), 3 * product(4, 6, 5)),
+    Case("reflected", _call(lambda a, b: Tensor.__rmatmul__(b, a), (4, 6), (6, 5)), 3 * product(4, 6, 5)),
+    Case(
+        "matmul of one operand with a gradient", _call(torch.matmul, (4, 6), (6, 5), needs="01"), 2 * product(4, 6, 5)
+    ),
+    Case("matmul that broadcasts", _call(torch.matmul, (3, 4, 6), (6, 5)), 3 * product(12, 6, 5)),
+    Case("matrix by vector", _call(torch.matmul, (4, 6), (6,)), 3 * product(4, 6, 1), torch=-1, why="mv"),
+    Case("mm", _call(torch.mm, (4, 6), (6, 5)), 3 * product(4, 6, 5)),
+    Case("Tensor.mm", _call(Tensor.mm, (4, 6), (6, 5)), 3 * product(4, 6, 5)),
+    Case("bmm", _call(torch.bmm, (3, 4, 6), (3, 6, 5)), 3 * 3 * product(4, 6, 5)),
+    Case("linalg.matmul", _call(torch.linalg.matmul, (4, 6), (6, 5)), 3 * product(4, 6, 5)),
+    Case("addmm", _call(torch.addmm, (4, 5), (4, 6), (6, 5)), 3 * product(4, 6, 5)),
+    Case("baddbmm", _call(torch.baddbmm, (3, 4, 5), (3, 4, 6), (3, 6, 5)), 3 * 3 * product(4, 6, 5)),
+    Case("addbmm", _call(torch.addbmm, (4, 5), (3, 4, 6), (3, 6, 5)), 3 * 3 * product(4, 6, 5), torch=-1, why="addbmm"),
+    Case("einsum", _call(lambda a, b: torch.einsum("ij,jk->ik", a, b), (4, 6), (6, 5)), 3 * product(4, 6, 5)),
+    Case("einsum of a list", _call(lambda a, b: torch.einsum("ij,jk", [a, b]), (4, 6), (6, 5)), 3 * product(4, 6, 5)),
     Case(
         "einsum with an ellipsis",
         _call(lambda a, b: torch.einsum("...d,hd->...h", a, b), (2, 3, 4), (5, 4)),
-        3 * P(6, 4, 5),
+        3 * product(6, 4, 5),
     ),
     Case(
         "einsum of experts",
         _call(lambda a, b: torch.einsum("ecd,edf->ecf", a, b), (3, 4, 6), (3, 6, 5)),
-        3 * 3 * P(4, 6, 5),
+        3 * 3 * product(4, 6, 5),
     ),
-    Case("tensordot", _call(lambda a, b: torch.tensordot(a, b, dims=2), (4, 2, 3), (2, 3, 5)), 3 * P(4, 6, 5)),
+    Case("tensordot", _call(lambda a, b: torch.tensordot(a, b, dims=2), (4, 2, 3), (2, 3, 5)), 3 * product(4, 6, 5)),
     Case(
         "tensordot over named dimensions",
         _call(lambda a, b: torch.tensordot(a, b, dims=([0], [1])), (6, 4), (5, 6)),
-        3 * P(4, 6, 5),
+        3 * product(4, 6, 5),
     ),
 ]
 
@@ -140,26 +148,32 @@ PRODUCTS = [
 
 CONVOLUTIONS = [
     # outputs x channels of a group x kernel
-    Case("conv1d", _on(nn.Conv1d(3, 8, 5), 2, 3, 20), 2 * P(2 * 16, 3 * 5, 8)),
-    Case("conv2d", _on(nn.Conv2d(3, 8, 3, padding=1), 2, 3, 6, 7), 2 * P(2 * 42, 3 * 9, 8)),
-    Case("conv2d of a later layer", _on(nn.Conv2d(3, 8, 3), 2, 3, 6, 7, needs=True), 3 * P(2 * 20, 3 * 9, 8)),
-    Case("conv2d frozen", _on(nn.Conv2d(3, 8, 3), 2, 3, 6, 7, needs=True, frozen=True), 2 * P(2 * 20, 27, 8)),
-    Case("conv2d with stride", _on(nn.Conv2d(3, 8, 2, stride=2), 2, 3, 6, 8), 2 * P(2 * 12, 3 * 4, 8)),
-    Case("conv2d dilated", _on(nn.Conv2d(3, 8, 3, dilation=2), 2, 3, 6, 8), 2 * P(2 * 2 * 4, 27, 8)),
-    Case("conv2d circular", _on(nn.Conv2d(3, 8, 3, padding=1, padding_mode="circular"), 2, 3, 6, 7), 2 * P(84, 27, 8)),
-    Case("conv2d of one sample", _on(nn.Conv2d(3, 8, 3), 3, 6, 7), 2 * P(20, 27, 8)),
-    Case("conv3d", _on(nn.Conv3d(2, 4, 2), 1, 2, 3, 4, 5), 2 * P(2 * 3 * 4, 2 * 8, 4)),
-    Case("grouped", _on(nn.Conv2d(4, 8, 3, groups=2), 2, 4, 6, 7), 2 * P(2 * 20, 2 * 9, 8), torch=-1, why="groups"),
-    Case("depthwise", _on(nn.Conv1d(4, 4, 3, groups=4), 2, 4, 10), 2 * P(2 * 8, 3, 4), torch=-1, why="groups"),
+    Case("conv1d", _on(nn.Conv1d(3, 8, 5), 2, 3, 20), 2 * product(2 * 16, 3 * 5, 8)),
+    Case("conv2d", _on(nn.Conv2d(3, 8, 3, padding=1), 2, 3, 6, 7), 2 * product(2 * 42, 3 * 9, 8)),
+    Case("conv2d of a later layer", _on(nn.Conv2d(3, 8, 3), 2, 3, 6, 7, needs=True), 3 * product(2 * 20, 3 * 9, 8)),
+    Case("conv2d frozen", _on(nn.Conv2d(3, 8, 3), 2, 3, 6, 7, needs=True, frozen=True), 2 * product(2 * 20, 27, 8)),
+    Case("conv2d with stride", _on(nn.Conv2d(3, 8, 2, stride=2), 2, 3, 6, 8), 2 * product(2 * 12, 3 * 4, 8)),
+    Case("conv2d dilated", _on(nn.Conv2d(3, 8, 3, dilation=2), 2, 3, 6, 8), 2 * product(2 * 2 * 4, 27, 8)),
+    Case(
+        "conv2d circular",
+        _on(nn.Conv2d(3, 8, 3, padding=1, padding_mode="circular"), 2, 3, 6, 7),
+        2 * product(84, 27, 8),
+    ),
+    Case("conv2d of one sample", _on(nn.Conv2d(3, 8, 3), 3, 6, 7), 2 * product(20, 27, 8)),
+    Case("conv3d", _on(nn.Conv3d(2, 4, 2), 1, 2, 3, 4, 5), 2 * product(2 * 3 * 4, 2 * 8, 4)),
+    Case(
+        "grouped", _on(nn.Conv2d(4, 8, 3, groups=2), 2, 4, 6, 7), 2 * product(2 * 20, 2 * 9, 8), torch=-1, why="groups"
+    ),
+    Case("depthwise", _on(nn.Conv1d(4, 4, 3, groups=4), 2, 4, 10), 2 * product(2 * 8, 3, 4), torch=-1, why="groups"),
     # A transposed convolution spreads each input: inputs x channels of a group out x kernel.
-    Case("transposed 1d", _on(nn.ConvTranspose1d(3, 8, 4, stride=2), 2, 3, 5), 2 * P(2 * 5, 3, 8 * 4)),
-    Case("transposed 2d", _on(nn.ConvTranspose2d(3, 8, 2, stride=2), 2, 3, 4, 5), 2 * P(2 * 20, 3, 8 * 4)),
-    Case("transposed 2d, later", _on(nn.ConvTranspose2d(3, 8, 3), 2, 3, 4, 5, needs=True), 3 * P(40, 3, 8 * 9)),
-    Case("transposed 3d", _on(nn.ConvTranspose3d(2, 4, 2), 1, 2, 3, 3, 3), 2 * P(27, 2, 4 * 8)),
+    Case("transposed 1d", _on(nn.ConvTranspose1d(3, 8, 4, stride=2), 2, 3, 5), 2 * product(2 * 5, 3, 8 * 4)),
+    Case("transposed 2d", _on(nn.ConvTranspose2d(3, 8, 2, stride=2), 2, 3, 4, 5), 2 * product(2 * 20, 3, 8 * 4)),
+    Case("transposed 2d, later", _on(nn.ConvTranspose2d(3, 8, 3), 2, 3, 4, 5, needs=True), 3 * product(40, 3, 8 * 9)),
+    Case("transposed 3d", _on(nn.ConvTranspose3d(2, 4, 2), 1, 2, 3, 3, 3), 2 * product(27, 2, 4 * 8)),
     Case(
         "transposed grouped",
         _on(nn.ConvTranspose2d(4, 8, 3, groups=2), 2, 4, 4, 5),
-        2 * P(40, 4, 4 * 9),
+        2 * product(40, 4, 4 * 9),
         torch=-1,
         why="groups",
     ),
@@ -185,8 +199,8 @@ class Tower(nn.Module):
 IDS = torch.arange(8).view(2, 4)
 EMBEDDINGS = [
     Case("a lookup is no product", lambda: (m := nn.Embedding(11, 6)) and (lambda: m(IDS)), 0),
-    Case("untied head", lambda: (m := Tower(tied=False)) and (lambda: m(IDS)), 3 * P(8, 6, 11)),
-    Case("tied head", lambda: (m := Tower(tied=True)) and (lambda: m(IDS)), 3 * P(8, 6, 11)),
+    Case("untied head", lambda: (m := Tower(tied=False)) and (lambda: m(IDS)), 3 * product(8, 6, 11)),
+    Case("tied head", lambda: (m := Tower(tied=True)) and (lambda: m(IDS)), 3 * product(8, 6, 11)),
     Case("embedding bag", lambda: (m := nn.EmbeddingBag(11, 6)) and (lambda: m(IDS)), 0),
 ]
 
@@ -198,14 +212,14 @@ def _rnn(
     gates: int, steps: int, first: int, wide: int, hidden: int, *, needs: bool = False, state: bool = False
 ) -> int:
     """One layer in one direction: forward and weights twice, the input's gradient, the state's but for the first."""
-    both = P(steps, wide, gates * hidden) + P(steps, hidden, gates * hidden)
+    both = product(steps, wide, gates * hidden) + product(steps, hidden, gates * hidden)
     backwards = steps if state else steps - first
-    return 2 * both + needs * P(steps, wide, gates * hidden) + P(backwards, hidden, gates * hidden)
+    return 2 * both + needs * product(steps, wide, gates * hidden) + product(backwards, hidden, gates * hidden)
 
 
 def _projected(steps: int, first: int, wide: int, hidden: int, proj: int) -> int:
-    forward = P(steps, wide, 4 * hidden) + P(steps, proj, 4 * hidden) + P(steps, hidden, proj)
-    return 2 * forward + P(steps - first, proj, 4 * hidden) + P(steps, hidden, proj)
+    forward = product(steps, wide, 4 * hidden) + product(steps, proj, 4 * hidden) + product(steps, hidden, proj)
+    return 2 * forward + product(steps - first, proj, 4 * hidden) + product(steps, hidden, proj)
 
 
 def _packed(module: nn.Module, lengths: list[int]) -> Callable[[], STEP]:
@@ -245,11 +259,11 @@ RECURRENT = [
     Case("LSTM of one sequence", _on(nn.LSTM(3, 5), 7, 3), _rnn(4, 7, 1, 3, 5)),
     Case("LSTM of a later layer", _on(nn.LSTM(3, 5), 7, 2, 3, needs=True), _rnn(4, 14, 2, 3, 5, needs=True)),
     Case("GRU whose first state is trained", _with_state, _rnn(3, 14, 2, 3, 5, state=True)),
-    Case("frozen first LSTM", _on(nn.LSTM(3, 5), 7, 2, 3, frozen=True), P(14, 3, 20) + P(14, 5, 20)),
+    Case("frozen first LSTM", _on(nn.LSTM(3, 5), 7, 2, 3, frozen=True), product(14, 3, 20) + product(14, 5, 20)),
     Case(
         "frozen later LSTM",
         _on(nn.LSTM(3, 5), 7, 2, 3, needs=True, frozen=True),
-        2 * P(14, 3, 20) + P(14, 5, 20) + P(12, 5, 20),
+        2 * product(14, 3, 20) + product(14, 5, 20) + product(12, 5, 20),
     ),
     Case("two layers", _on(nn.LSTM(3, 5, 2), 7, 2, 3), _rnn(4, 14, 2, 3, 5) + _rnn(4, 14, 2, 5, 5, needs=True)),
     Case("both directions", _on(nn.GRU(3, 5, bidirectional=True), 7, 2, 3), 2 * _rnn(3, 14, 2, 3, 5)),
@@ -264,8 +278,8 @@ RECURRENT = [
     Case("packed GRU", _packed(nn.GRU(3, 5, batch_first=True), [7, 2, 4]), _rnn(3, 13, 3, 3, 5)),
     # The first state is a constant; four steps of a cell are four steps of a layer.
     Case("LSTM cells", _cells, _rnn(4, 8, 2, 3, 5)),
-    Case("GRU cell", _on(nn.GRUCell(3, 5), 2, 3), 2 * (P(2, 3, 15) + P(2, 5, 15))),
-    Case("RNN cell", _on(nn.RNNCell(3, 5), 2, 3), 2 * (P(2, 3, 5) + P(2, 5, 5))),
+    Case("GRU cell", _on(nn.GRUCell(3, 5), 2, 3), 2 * (product(2, 3, 15) + product(2, 5, 15))),
+    Case("RNN cell", _on(nn.RNNCell(3, 5), 2, 3), 2 * (product(2, 3, 5) + product(2, 5, 5))),
 ]
 """Torch's counter is held against none of these: which of its operators run on a CPU depends on the build."""
 
@@ -328,31 +342,36 @@ class Experts(nn.Module):
 
 def _teacher_detached() -> STEP:
     teacher, student, x = nn.Linear(6, 8), nn.Linear(6, 8), torch.randn(4, 6)
-    return lambda: F.mse_loss(student(x), teacher(x).detach())
+    return lambda: functional.mse_loss(student(x), teacher(x).detach())
 
 
-_LINEARS = P(15, 8, 24) + P(15, 8, 8) + P(15, 8, 16) + P(15, 16, 8)
-_PAIRS = P(3 * 2 * 5, 4, 5)
+_LINEARS = product(15, 8, 24) + product(15, 8, 8) + product(15, 8, 16) + product(15, 16, 8)
+_PAIRS = product(3 * 2 * 5, 4, 5)
 FROZEN = [
     Case(
         "LoRA in a first layer",
         lambda: (m := LoRA(6, 8, 2)) and (lambda: m(torch.randn(4, 6))),
-        P(4, 6, 8) + 2 * P(4, 6, 2) + 3 * P(4, 2, 8),
+        product(4, 6, 8) + 2 * product(4, 6, 2) + 3 * product(4, 2, 8),
     ),
     Case(
         "LoRA in a later layer",
         lambda: (m := nn.Sequential(LoRA(6, 8, 2), LoRA(8, 8, 2))) and (lambda: m(torch.randn(4, 6))),
-        P(4, 6, 8) + 2 * P(4, 6, 2) + 3 * P(4, 2, 8) + 2 * P(4, 8, 8) + 3 * P(4, 8, 2) + 3 * P(4, 2, 8),
+        product(4, 6, 8)
+        + 2 * product(4, 6, 2)
+        + 3 * product(4, 2, 8)
+        + 2 * product(4, 8, 8)
+        + 3 * product(4, 8, 2)
+        + 3 * product(4, 2, 8),
     ),
-    Case("tower under no_grad", _tower_without_gradient, P(4, 6, 8) + 2 * P(4, 8, 3)),
-    Case("teacher whose result is detached", _teacher_detached, P(4, 6, 8) + 2 * P(4, 6, 8)),
-    Case("two experts of four", lambda: (m := Experts(2)) and (lambda: m(torch.randn(10, 6))), 2 * P(10, 6, 6)),
-    Case("all experts", lambda: (m := Experts(4)) and (lambda: m(torch.randn(10, 6))), 2 * P(10, 6, 6)),
+    Case("tower under no_grad", _tower_without_gradient, product(4, 6, 8) + 2 * product(4, 8, 3)),
+    Case("teacher whose result is detached", _teacher_detached, product(4, 6, 8) + 2 * product(4, 6, 8)),
+    Case("two experts of four", lambda: (m := Experts(2)) and (lambda: m(torch.randn(10, 6))), 2 * product(10, 6, 6)),
+    Case("all experts", lambda: (m := Experts(4)) and (lambda: m(torch.randn(10, 6))), 2 * product(10, 6, 6)),
     Case(
         "encoder that trains",
         lambda: _encoder(train=True),
         # The first layer's attention reads the input, which needs no gradient.
-        2 * 3 * _LINEARS - P(15, 8, 24) + 2 * 3 * 2 * _PAIRS,
+        2 * 3 * _LINEARS - product(15, 8, 24) + 2 * 3 * 2 * _PAIRS,
         torch=-1,
         why="scaled_dot_product_attention on a CPU",
     ),
