@@ -36,7 +36,7 @@ def additive(mask: Tensor) -> Tensor:
     return torch.zeros(mask.shape).masked_fill(~mask, -math.inf)
 
 
-# -- one function of torch ----------------------------------------------------------------------------------------------
+# -- one function of torch --------------------------------------------------------------------------------------------
 
 ALL = B * H * T * T
 IN_BLOCKS = B * H * (3 * 3 + 5 * 5)
@@ -215,7 +215,7 @@ def test_eight_sequences_of_1024_packed_into_8192_are_an_eighth() -> None:
     assert pairs_of_mask(mask).full * 1024**2 == 8 * 128**2
 
 
-# -- nn.MultiheadAttention ------------------------------------------------------------------------------------------------
+# -- nn.MultiheadAttention --------------------------------------------------------------------------------------------
 
 E = H * D
 ONE = 2 * B * T * E * E

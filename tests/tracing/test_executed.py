@@ -18,7 +18,7 @@ def product(rows: int, inner: int, columns: int) -> int:
     return 2 * rows * inner * columns
 
 
-# -- activation checkpointing --------------------------------------------------------------------------------------------
+# -- activation checkpointing -----------------------------------------------------------------------------------------
 
 ROWS = 5
 
@@ -104,7 +104,7 @@ def test_an_autograd_function_in_a_checkpoint_is_forward_again(how: bool) -> Non
     assert counted.step.work.hardware == counted.torch
 
 
-# -- somebody's own functions ---------------------------------------------------------------------------------------------
+# -- somebody's own functions -----------------------------------------------------------------------------------------
 
 
 class OwnLinear(torch.autograd.Function):
@@ -151,7 +151,12 @@ def test_a_kernel_of_somebodys_own_is_named_by_both_counts(triple: Any) -> None:
 def test_gradients_of_gradients_are_named() -> None:
     """`torch.autograd.grad` is no part of the count, and the count says so."""
     x, layer = torch.randn(4, 6, requires_grad=True), nn.Linear(6, 3)
-    counted = count(lambda: torch.autograd.grad(layer(x).sum(), x, create_graph=True)[0].square())
+
+    def step() -> Tensor:
+        (slope,) = torch.autograd.grad(layer(x).sum(), x, create_graph=True)
+        return slope.square()
+
+    counted = count(step)
     assert "torch.autograd.grad" in counted.step.unseen
 
 
@@ -186,7 +191,22 @@ def test_a_result_given_by_keyword_is_no_operand() -> None:
     assert (counted.full, counted.step.unseen) == (product(4, 6, 5), ())
 
 
-# -- what products run in --------------------------------------------------------------------------------------------------
+def test_tied_embeddings_are_no_lookups_of_their_own() -> None:
+    """torchtitan#452, trl#5698: a tied head is a product once, an untied embedding a lookup; both cost the same."""
+    ids, bag = torch.arange(4), nn.EmbeddingBag(11, 6)
+    costs = []
+    for tied, lookups in ((True, 0), (False, 66)):
+        tokens, head = nn.Embedding(11, 6), nn.Linear(6, 11, bias=False)
+        if tied:
+            head.weight = tokens.weight
+        counted = count(lambda tokens=tokens, head=head: head(tokens(ids)))  # type: ignore[misc]
+        assert counted.step.lookup_parameters == lookups
+        costs.append(counted.full)
+    assert costs == [3 * product(4, 6, 11)] * 2
+    assert count(lambda: bag(ids.view(2, 2))).step.lookup_parameters == 66
+
+
+# -- what products run in ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -209,7 +229,7 @@ def test_the_dtype_is_that_of_most_flops() -> None:
     assert count(lambda: small(large(torch.randn(4, 60)).double())).step.dtype == "float32"
 
 
-# -- flash attention --------------------------------------------------------------------------------------------------------
+# -- flash attention --------------------------------------------------------------------------------------------------
 
 _OPTIONS = "float dropout_p, float softmax_scale, bool causal, SymInt window_size_left, SymInt window_size_right"
 _BOUNDS = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k"

@@ -128,7 +128,7 @@ def _head_alone() -> TinyGPT:
 
 
 def test_a_frozen_body_costs_its_forward(tmp_path: Path) -> None:
-    """Automodel#786: no gradient flows below the first trained layer; torch's counter says 29,360,128 without attention."""
+    """Automodel#786: no gradient below the first trained layer; without attention torch says 29,360,128."""
     flops = train(tmp_path, _head_alone(), [ids(4)])["flops"]
     assert flops["model"]["full_attention"] == 4 * HEAD_ALONE == 29_360_128 + 2_097_152
     assert flops["check"]["torch"] == 29_360_128
@@ -151,7 +151,7 @@ def test_layers_thawed_later_cost_more_from_then_on(tmp_path: Path, first: bool)
     assert flops_of(receipt_of(tmp_path))[0] == 2 * 4 * HEAD_ALONE + 2 * 88_080_384
 
 
-# -- compiled ----------------------------------------------------------------------------------------------------------
+# -- compiled ---------------------------------------------------------------------------------------------------------
 
 
 def _inside(module: TinyGPT, backend: str) -> TinyGPT:
@@ -217,7 +217,7 @@ def test_a_compiled_model_whose_way_depends_on_numbers_is_unknown(tmp_path: Path
     assert flops_of(other)[0] == 3 * 2 * product(2, 8, 4)
 
 
-# -- other modules -------------------------------------------------------------------------------------------------------
+# -- other modules ----------------------------------------------------------------------------------------------------
 
 
 class Steps(Tiny):
@@ -311,7 +311,7 @@ def test_precision_changes_no_flops(tmp_path: Path, precision: str, dtype: str) 
     assert flops_of(receipt)[0] == 2 * 88_080_384
 
 
-# -- what cannot be counted ---------------------------------------------------------------------------------------------
+# -- what cannot be counted -------------------------------------------------------------------------------------------
 
 
 class OwnBatch:
@@ -380,7 +380,7 @@ def test_a_problem_of_a_later_batch_is_told_too(tmp_path: Path) -> None:
     assert "is compiled" in flops["reason"]
 
 
-# -- manners --------------------------------------------------------------------------------------------------------------
+# -- manners ----------------------------------------------------------------------------------------------------------
 
 
 class Looks(Callback):

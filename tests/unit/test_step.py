@@ -73,7 +73,7 @@ def test_unseen_operators_are_named_once_in_order() -> None:
     assert step_flops([], unseen=["b", "a", "b"]).unseen == ("a", "b")
 
 
-# -- work ---------------------------------------------------------------------------------------------------------------
+# -- work -------------------------------------------------------------------------------------------------------------
 
 
 @given(WORKS, WORKS, WORKS)
@@ -93,7 +93,7 @@ def test_work_that_is_taken_away_was_there(a: Work, b: Work) -> None:
     assert back.hardware == (None if b.hardware is None else a.hardware)
 
 
-# -- the gap to 6ND -----------------------------------------------------------------------------------------------------
+# -- the gap to 6ND ---------------------------------------------------------------------------------------------------
 
 
 @given(STEPS, st.integers(1, 10**6), st.integers(1, 10**4), st.integers(0, 10**3), st.integers(0, 10**5), st.booleans())

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-
 _LEFT_BEHIND = ("__compiled_fn", "__resume_at")
 """What torch.compile puts into the files of what it has compiled, and leaves there."""
 

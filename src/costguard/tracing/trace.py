@@ -19,6 +19,7 @@ from costguard.tracing.needs import computed_in, parameter_of
 from costguard.tracing.rules import RULES
 
 _BACKWARD = (Tensor.backward, torch.autograd.backward)
+_LOOKUPS = (functional.embedding, functional.embedding_bag)
 _SOFTMAX = (functional.softmax, torch.softmax, Tensor.softmax)
 _OF_TORCH = frozenset({"aten", "prim", "prims", "fsdp", "c10d", "_c10d_functional", "c10d_functional", "higher_order"})
 _engine: Any = getattr(torch.autograd.Variable, "_execution_engine", None)
@@ -92,7 +93,7 @@ class FlopTrace(TorchFunctionMode):
             self._note_parameters(tensors)
             options = {name: value for name, value in kwargs.items() if name != "out"}
             self._add(func, rule(out, *args, **options), tensors, out)
-        elif func is functional.embedding:
+        elif func in _LOOKUPS:
             weight = parameter_of(args[1] if len(args) > 1 else kwargs["weight"])
             if weight is not None:
                 self._looked_up[id(weight)] = weight.numel()
