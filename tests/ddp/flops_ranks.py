@@ -16,10 +16,11 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
-from torch.distributed._composable.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from helpers import loader, monitor, quiet_trainer
+from costguard import CostMonitor
+from helpers import loader, quiet_trainer
 from tiny_gpt import TinyGPT, ids
 
 RANK = int(os.environ.get("LOCAL_RANK", "0"))
@@ -31,21 +32,34 @@ SAMPLES = (2, 6)
 class Sharded(LightningModule):
     """The small GPT, each block and the rest in shards."""
 
-    def __init__(self, *, checkpointed: bool = False) -> None:
+    def __init__(self, *, checkpointed: bool = False, **options: Any) -> None:
         super().__init__()
-        self.gpt = TinyGPT(checkpointed=checkpointed, logs=False)
+        self.gpt, self.options = TinyGPT(checkpointed=checkpointed, logs=False), options
 
     def configure_model(self) -> None:
         mesh = self.device_mesh["data_parallel"]
         for block in self.gpt.blocks:
-            fully_shard(block, mesh=mesh)
-        fully_shard(self.gpt, mesh=mesh)
+            fully_shard(block, mesh=mesh, **self.options)
+        fully_shard(self.gpt, mesh=mesh, **self.options)
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         return nn.functional.cross_entropy(self.gpt(batch).flatten(0, 1), batch.flatten())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+
+class Compiled(Sharded):
+    """With its blocks compiled, and computing in bfloat16 where the Trainer's precision says nothing of it."""
+
+    def configure_model(self) -> None:
+        for block in self.gpt.blocks:
+            block.compile(backend="eager")
+        super().configure_model()
+
+    def on_train_end(self) -> None:
+        # Nothing of the copy is left on the model: it is still in shards.
+        assert all(hasattr(p, "device_mesh") for p in self.gpt.parameters())
 
 
 class Split(LightningModule):
@@ -68,7 +82,9 @@ class Split(LightningModule):
 
 
 def train(folder: Path, module: LightningModule, strategy: Any, samples: int, *more: Any) -> None:
-    trainer = quiet_trainer(folder, monitor(), *more, strategy=strategy, devices=2, use_distributed_sampler=False)
+    trainer = quiet_trainer(
+        folder, CostMonitor(usd_per_gpu_hour=1), *more, strategy=strategy, devices=2, use_distributed_sampler=False
+    )
     trainer.fit(module, loader([ids(samples)] * STEPS))
 
 
@@ -82,4 +98,7 @@ if __name__ == "__main__":
     train(where / "ddp", TinyGPT(logs=False), "ddp", SAMPLES[RANK])
     train(where / "fsdp2", Sharded(), parallel(2, 1), SAMPLES[RANK])
     train(where / "fsdp2-checkpointed", Sharded(checkpointed=True), parallel(2, 1), SAMPLES[RANK])
+    bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    train(where / "fsdp2-bf16", Sharded(mp_policy=bf16), parallel(2, 1), SAMPLES[RANK])
+    train(where / "fsdp2-compiled", Compiled(mp_policy=bf16), parallel(2, 1), SAMPLES[RANK])
     train(where / "tp", Split(), parallel(1, 2), 4)

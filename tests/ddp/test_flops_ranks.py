@@ -13,6 +13,7 @@ from tiny_gpt import HALF_ATTENTION, PARAMETERS, TOKENS, TRAINED, flops_of
 
 SCRIPT = Path(__file__).with_name("flops_ranks.py")
 BOTH = sum(SAMPLES)
+DATA = ["ddp", "fsdp2", "fsdp2-checkpointed", "fsdp2-bf16", "fsdp2-compiled"]
 
 
 @pytest.fixture(scope="module")
@@ -20,10 +21,10 @@ def receipts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
     folder = tmp_path_factory.mktemp("ranks")
     child = start(SCRIPT, folder).finish()
     assert child.code == 0, child.err
-    return {name: receipt_of(folder / name) for name in ("ddp", "fsdp2", "fsdp2-checkpointed", "tp")}
+    return {name: receipt_of(folder / name) for name in (*DATA, "tp")}
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp2", "fsdp2-checkpointed"])
+@pytest.mark.parametrize("name", DATA)
 def test_each_rank_counts_its_own_batches(receipts: dict[str, dict[str, Any]], name: str) -> None:
     """Two samples on one rank and six on the other cost as eight on one; a shard is never taken for the layer."""
     full, causal, _ = flops_of(receipts[name])
@@ -60,3 +61,15 @@ def test_layers_split_over_ranks_cost_what_they_cost_whole(receipts: dict[str, d
 def test_tokens_that_two_ranks_share_count_once(receipts: dict[str, dict[str, Any]]) -> None:
     """With a model split over both ranks, both read the same batch."""
     assert receipts["tp"]["tokens"]["trained"] == STEPS * 4 * TOKENS
+
+
+def test_a_sharded_compiled_model_is_counted_by_its_whole_shapes(receipts: dict[str, dict[str, Any]]) -> None:
+    """A copy without contents has whole layers in place of shards."""
+    assert "compiled" in receipts["fsdp2-compiled"]["flops"]["how"]
+    assert receipts["fsdp2-compiled"]["flops"]["check"]["agrees"] is True
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("fsdp2", "fp32"), ("fsdp2-bf16", "bf16"), ("fsdp2-compiled", "bf16")])
+def test_the_peak_is_that_of_what_products_run_in(receipts: dict[str, dict[str, Any]], name: str, dtype: str) -> None:
+    """torchtitan#668: FSDP computes in bfloat16 and reduces in float32 under a Trainer of 32-true."""
+    assert receipts[name]["mfu"]["dtype"] == dtype

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 import warnings
 from collections.abc import Callable
@@ -12,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
+
+from costguard.tracing.unsharded import copy_whole
 
 _LEFT_BEHIND = ("__compiled_fn", "__resume_at")
 """What torch.compile puts into the files of what it has compiled, and leaves there."""
@@ -86,7 +87,7 @@ def run_on_shadow(
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), uncompiled():
         warnings.simplefilter("ignore")
         with FakeCopyMode(mode):
-            shadow = copy.deepcopy(module)
+            shadow = copy_whole(module, mode)
         prepare(shadow)
         with mode:
             fake = tree_map_only(Tensor, mode.from_tensor, batch)
