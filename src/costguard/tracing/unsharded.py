@@ -57,7 +57,7 @@ def _computes_in(part: Any) -> torch.dtype | None:
 
 def _copy_part(part: nn.Module, memo: dict[int, Any], dtype: torch.dtype | None) -> None:
     # FSDP makes a class of its own out of (FSDPModule, the module's class) and forbids to copy it.
-    kind = type(part).__mro__[2]
+    kind: Any = type(part).__mro__[2]
     clone = memo[id(part)] = kind.__new__(kind)
     state = {name: value for name, value in vars(part).items() if not name.startswith("__composable_api")}
     state.update(_trainer=None, _compiled_call_impl=None)
