@@ -14,7 +14,7 @@ from costguard import CostguardWarning
 from costguard.hardware.abilities import Device
 from costguard.hardware.nvml import GpuEvent
 from costguard.hardware.readings import GpuReading, GpuTotals, Tally
-from costguard.lightning import cost_monitor, device_side, stepping
+from costguard.lightning import device_side, stepping, training
 from costguard.lightning.device_clock import DeviceClock
 from costguard.lightning.gpu_watch import GpuWatch
 from costguard.records import METRIC_KEYS
@@ -72,7 +72,7 @@ def sampler(monkeypatch: pytest.MonkeyPatch) -> Sampler:
     sampler = Sampler()
     card = Device(name="NVIDIA H100 80GB HBM3", uuid=UUID, sm_count=132, compute_capability=(9, 0))
     watch = GpuWatch(card, 0, sampler, lambda _: (10, 9))
-    monkeypatch.setattr(cost_monitor, "GpuWatch", SimpleNamespace(for_device=lambda *_: watch))
+    monkeypatch.setattr(training, "GpuWatch", SimpleNamespace(for_device=lambda *_: watch))
     return sampler
 
 

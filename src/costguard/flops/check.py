@@ -33,7 +33,7 @@ class Check:
     @property
     def agrees(self) -> bool | None:
         """Whether they differ by at most a tenth; `None` where there is nothing to compare."""
-        return None if self.ratio is None else abs(self.ratio - 1) <= AGREES_RATIO
+        return abs(self.torch - self.counted) <= AGREES_RATIO * self.counted if self.counted else None
 
     @property
     def sentence(self) -> str:

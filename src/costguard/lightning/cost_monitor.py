@@ -17,23 +17,19 @@ except ImportError as missing:
 
 from costguard.lightning import private
 from costguard.lightning.batches import BatchCounter, CountTokens
-from costguard.lightning.device_side import DeviceSide
-from costguard.lightning.gpu_watch import GpuWatch
 from costguard.lightning.instances import Instances
 from costguard.lightning.joining import agreed_book, callbacks_of, make_run
-from costguard.lightning.outlook import Outlook
 from costguard.lightning.progress import ProgressFields
 from costguard.lightning.rows import CostRows
 from costguard.lightning.run import STATE_KEY, Run
 from costguard.lightning.settings import Settings
 from costguard.lightning.shield import shielded, tell
-from costguard.lightning.stepping import StepMeter
+from costguard.lightning.training import Training
 from costguard.lightning.wrapping import wrap_checkpoints
 from costguard.plan.forecast import Forecast
 from costguard.policies.gap import GapMode
 from costguard.prices import PriceBook
 from costguard.records import Activity
-from costguard.units import NS_PER_S
 
 _TRAIN = int(Activity.TRAIN)
 _COMPILE = int(Activity.COMPILE)
@@ -127,14 +123,10 @@ class CostMonitor(Callback):
         self._run: Run | None = None
         self._rows: CostRows | None = None
         self._saves_are_done: Callable[[], None] = _nothing
-        self._next_tick_ns = 0
-        self._last_work_ns = 0
         self._came_from = int(Activity.IDLE)
         self._loaded: Mapping[str, Any] | None = None
         self._in_flight: Any = None
-        self._steps: StepMeter | None = None
-        self._side: DeviceSide | None = None
-        self._outlook: Outlook | None = None
+        self._training: Training | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Only what the user said goes along into a copy or to another process."""
@@ -178,7 +170,8 @@ class CostMonitor(Callback):
     @property
     def forecast(self) -> Forecast | None:
         """How the run is expected to end, `None` until that can be said, or on another rank than the first."""
-        return self._outlook.forecast if self._outlook is not None else None
+        outlook = self._training.outlook if self._training is not None else None
+        return outlook.forecast if outlook is not None else None
 
     def join(self, trainer: Trainer) -> Run:
         """The run that this process is metered for, known as far as it can be without a checkpoint.
@@ -226,6 +219,8 @@ class CostMonitor(Callback):
         run.meter.enter(Activity.TEARDOWN)
         run.failed(exception)
         run.open_new()
+        if self._training is not None:
+            self._training.tell_flops()
         self._closing_row(trainer)
         if run.is_open:
             run.writer.settle()
@@ -244,10 +239,9 @@ class CostMonitor(Callback):
         private.restore_hooks(self)
         if self._rows is not None:
             self._rows.on = False  # where somebody has wrapped on our wraps, these stay, and are silent
-        if self._steps is not None:
-            self._steps.leave()
-        self._end_side()
-        self._rows = self._trainer = self._in_flight = self._steps = None
+        if self._training is not None:
+            self._training.leave()
+        self._rows = self._trainer = self._in_flight = self._training = None
         if self._run is not None:
             self._run.meter.enter(_METERING)
             if self._run.is_open:
@@ -280,11 +274,7 @@ class CostMonitor(Callback):
         run.meter.enter(Activity.METERING)
         loaded, self._loaded = self._loaded, None
         run.begin_training(trainer, loaded)
-        self._steps = StepMeter(trainer, pl_module, run, self._counter)
-        if trainer.is_global_zero:
-            planned_steps = trainer.max_steps if trainer.max_steps > 0 else None
-            self._outlook = Outlook(run, planned_steps, self._said.planned_usd, self._said.planned_hours)
-        self._side = DeviceSide(run, GpuWatch.for_device(trainer.strategy.root_device, run.pids()))
+        self._training = Training(trainer, pl_module, run, self._counter, self._said)
         run.meter.enter(Activity.DATA_WAIT)
 
     def _open(self) -> Run:
@@ -301,43 +291,30 @@ class CostMonitor(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Waiting for data is over."""
-        if self._steps is not None:
+        if self._training is not None:
             self._in_flight = batch
-            self._steps.begin(batch, batch_idx)
+            self._training.steps.begin(batch, batch_idx)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """A micro-batch is done: count it."""
-        steps, run = self._steps, self._run
-        if steps is None or run is None:
+        training, run = self._training, self._run
+        if training is None or run is None:
             return
         now = run.meter.now_ns()
         try:
             self._in_flight = None
-            steps.end(batch, now)
-            self._last_work_ns = now
-            if now >= self._next_tick_ns:
-                self._next_tick_ns = now + NS_PER_S
+            if training.end_batch(batch, now):
                 with run.meter.span(_METERING):
-                    self._tick(trainer, run, steps)
+                    self._tick(trainer, training)
         except Exception as error:  # as `shielded` does, without its cost at each batch
             tell("on_train_batch_end", error)
 
-    def _tick(self, trainer: Trainer, run: Run, steps: StepMeter) -> None:
-        steps.take_late()
-        figures = run.figures()
-        if self._side is not None:
-            self._side.tick(figures, steps.seen, steps.recompiles)
+    def _tick(self, trainer: Trainer, training: Training) -> None:
+        figures = training.tick()
         if figures is None:
             return
-        if self._outlook is not None:
-            verdict = self._outlook.tick(figures)
-            if verdict is not None and self._side is not None:
-                self._side.tell(verdict)
-        if steps.probe.news:
-            steps.probe.news = False
-            run.note_flops(trainer, steps.probe.seen, steps.probe.problem)
         self._bar.show(figures, self._currency)
         # Who has gone through a whole epoch without a row logs nothing at all, and gets rows of costs.
         rows = self._rows
@@ -349,7 +326,7 @@ class CostMonitor(Callback):
         if figures is None:
             return {}
         self._bar.show(figures, self._currency)
-        more = self._side.metrics() if self._side is not None else {}
+        more = self._training.metrics() if self._training is not None else {}
         return {**figures.metrics(self._currency), **more}
 
     # -- what is not training ---------------------------------------------------------------------------------
@@ -363,8 +340,8 @@ class CostMonitor(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Back to what was before."""
         self._open().meter.enter(self._came_from)
-        if self._outlook is not None:
-            self._outlook.validations += 1
+        if self._training is not None and self._training.outlook is not None:
+            self._training.outlook.validations += 1
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Testing is charged as validation."""
@@ -386,20 +363,15 @@ class CostMonitor(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Training is over: the last figures go where no row has had them."""
         run = self._metering()
-        if self._steps is not None:
-            self._steps.take_late(wait=True)
+        if self._training is not None:
+            self._training.finish()
         self._closing_row(trainer)
-        self._end_side()
         run.meter.enter(Activity.TEARDOWN)
 
-    def _end_side(self) -> None:
-        side, self._side = self._side, None
-        if side is not None:
-            side.end()
-
     def _closing_row(self, trainer: Trainer) -> None:
-        if self._rows is not None and self._last_work_ns:
-            self._rows.closing_row(trainer.loggers, private.logging_step(trainer), self._last_work_ns)
+        training = self._training
+        if self._rows is not None and training is not None and training.last_work_ns:
+            self._rows.closing_row(trainer.loggers, private.logging_step(trainer), training.last_work_ns)
 
     # -- checkpoints ------------------------------------------------------------------------------------------
 
@@ -412,9 +384,9 @@ class CostMonitor(Callback):
         run = self._run
         if run is None or not run.is_open:
             return None
-        if self._steps is not None and self._trainer is not None:
+        if self._training is not None and self._trainer is not None:
             # A callback before us may save after a batch whose end we have not seen.
-            self._steps.end_early(self._in_flight, self._trainer.global_step)
+            self._training.steps.end_early(self._in_flight, self._trainer.global_step)
         seat = run.writer.seat
         return {"v": _STATE_VERSION, "run": run.run_id, "attempt": seat.attempt, "save": run.writer.mark()}
 

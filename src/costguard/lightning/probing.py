@@ -108,6 +108,7 @@ class StepProbe:
 
     def begin(self, size: BatchSize, batch: Any, batch_idx: int) -> None:
         """Count the batch that is about to train."""
+        self.end(None)  # of a batch that was skipped when it had begun
         part = compiled_part(self._module)
         watch = _Watch()
         squares = self._packing.squares(batch)
@@ -163,14 +164,14 @@ class StepProbe:
 
     def _counted(self, size: BatchSize, watch: _Watch, how: str) -> None:
         step = watch.trace.result()
-        if not step.work.full:
+        if not step.work.full and self.seen is None and size.elements:
             what = ", ".join(step.unseen)
             self._fail("training_step multiplied no matrices that could be seen" + (f" ({what})" if what else ""))
             return
         if self._squares and self._per_square is None:
             self._per_square = tuple(None if part is None else Fraction(part, self._squares) for part in step.attention)
         self._works.counted(size, step.work if self._per_square is None else step.work - step.attention)
-        if self.seen is None:
+        if self.seen is None and step.work.full:
             self.news = True
             self.seen = Seen(step, watch.counter.flops, watch.counter.missed, how)
 

@@ -11,7 +11,7 @@ from costguard.flops.step import StepFlops
 from costguard.ledger.activity import Counters
 from costguard.ledger.attempt import count
 from costguard.lightning import private
-from costguard.lightning.batches import BatchCounter
+from costguard.lightning.batches import COUNTED_ELSEWHERE, BatchCounter, reads_own_batches
 from costguard.lightning.compiling import compilations
 from costguard.lightning.device_clock import clock_of
 from costguard.lightning.probing import StepProbe
@@ -44,6 +44,7 @@ class StepMeter:
         self._run = run
         self._meter = run.meter
         self._counter = counter
+        self._reads_own = reads_own_batches(trainer)
         self._step = private.step_counter(trainer)
         self._sizer = BatchSizer()
         self._size: BatchSize | None = None
@@ -115,7 +116,7 @@ class StepMeter:
             self._compiled, self._warm = compiled, True
             if self._meter.state.activity == _TRAIN:
                 self._meter.relabel(_COMPILE)
-        counts = self._counter.count(batch)
+        counts = self._counter.count(batch) if self._reads_own else COUNTED_ELSEWHERE
         if self._warm:
             self.probe.note_tokens(counts.tokens, counts.padding)
         counted = count(counters, step, *counts, self.probe.work(size, batch), warm=self._warm)

@@ -32,10 +32,10 @@ def flops_of(account: RunAccount, done: Done) -> dict[str, Any]:
     parameters = model.get("parameters")
     flops = done.flops(parameters, in_train=False)
     full, six = flops["full_attention"], flops["6nd"]
-    counted = full is not None
+    counted = bool(full)
     return {
         "model": {"full_attention": full, "causal": flops["causal"]} if counted else None,
-        "hardware": done.work.hardware if done.work else None,
+        "hardware": done.work.hardware if done.work and counted else None,
         "estimate_6nd": six,
         "convention": shown_convention(flops),
         "parameters": parameters,
@@ -45,8 +45,12 @@ def flops_of(account: RunAccount, done: Done) -> dict[str, Any]:
         "how": seen.get("how") if counted else None,
         "check": _check(seen),
         "unseen": list(seen.get("unseen", ())),
-        "reason": None if counted else seen.get("reason") or "no batch was counted",
+        "reason": None if counted else seen.get("reason") or _why_none(full),
     }
+
+
+def _why_none(full: int | None) -> str:
+    return "no batch was counted" if full is None else "no batch multiplied any matrices"
 
 
 def _check(seen: Mapping[str, Any]) -> dict[str, Any] | None:

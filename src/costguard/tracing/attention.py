@@ -11,7 +11,7 @@ from torch import Tensor
 
 from costguard.flops import operators
 from costguard.flops.step import Call
-from costguard.tracing.masks import EVERY, HALF, Pairs, pairs_of_mask, window_pairs
+from costguard.tracing.masks import EVERY, HALF, Pairs, below_diagonal, pairs_of_mask, window_pairs
 from costguard.tracing.needs import needs_gradient
 
 
@@ -26,7 +26,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causa
         shares = HALF if causal else EVERY
     else:
         pairs = attention_pairs(query.shape, key.shape, 1)
-        shares = pairs_of_mask(mask) if mask is not None else HALF if causal else EVERY
+        below = below_diagonal(query.shape[-2], key.shape[-2])
+        shares = pairs_of_mask(mask) if mask is not None else below if causal else EVERY
     gradients = (needs_gradient(query), needs_gradient(key), needs_gradient(value))
     return attention_calls(pairs, query.shape[-1], value.shape[-1], gradients, shares)
 
@@ -101,7 +102,8 @@ def module_attention(
 
 def _module_mask(options: Mapping[str, Any]) -> Pairs:
     if options.get("attn_mask") is not None:
-        return pairs_of_mask(options["attn_mask"])
+        mask = options["attn_mask"]
+        return pairs_of_mask(~mask if mask.dtype is torch.bool else mask)  # here `True` is what must not be seen
     if options.get("key_padding_mask") is not None:
         padding = options["key_padding_mask"]
         seen = ~padding if padding.dtype is torch.bool else padding

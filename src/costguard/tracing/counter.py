@@ -11,6 +11,7 @@ from torch.utils.flop_counter import flop_registry
 _ARITHMETIC = (
     *("scaled_dot_product", "flash_attention", "efficient_attention", "flex_attention"),
     *("rnn", "lstm", "gru", "native_multi_head_attention", "transformer_encoder_layer_fwd", "_grouped_mm"),
+    *("::matmul", "::mv", "addmv", "addbmm", "_trilinear"),
 )
 """What is in the name of operators that multiply matrices in one piece."""
 _SIZES = frozenset(

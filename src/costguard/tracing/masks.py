@@ -77,6 +77,13 @@ def _causal_pairs(allowed: Tensor, kept: int) -> Pairs:
     return Pairs(Fraction(full, everything), Fraction(2 * kept - diagonal, 2 * everything))
 
 
+def below_diagonal(queries: int, keys: int) -> Pairs:
+    """Shares for a causal mask by which query `i` sees the keys up to `i`, of sequences of any two lengths."""
+    if queries > keys:
+        return Pairs(Fraction(1), 1 - Fraction(keys, 2 * queries))
+    return Pairs(Fraction(1), Fraction(queries, 2 * max(1, keys)))
+
+
 def window_pairs(tokens: int, window: int, *, causal: bool) -> Pairs:
     """Shares for a sliding window of so many tokens, each token's own included.
 

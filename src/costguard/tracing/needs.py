@@ -26,6 +26,7 @@ def computed_in(tensors: Sequence[Tensor]) -> str:
     """The dtype that a product of tensors runs in, such as `bfloat16`: autocast's, where that is on."""
     if not tensors:
         return "unknown"
-    where = tensors[0].device.type
-    dtype = torch.get_autocast_dtype(where) if torch.is_autocast_enabled(where) else tensors[0].dtype
+    where, dtype = tensors[0].device.type, tensors[0].dtype
+    if where != "meta" and torch.is_autocast_enabled(where):
+        dtype = torch.get_autocast_dtype(where)
     return str(dtype).removeprefix("torch.")

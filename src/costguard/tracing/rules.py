@@ -181,6 +181,7 @@ def _table() -> Mapping[Any, Rule]:
             _names(
                 *((room, name) for room in (torch, Tensor) for name in ("matmul", "mm", "bmm", "mv", "dot", "inner")),
                 (Tensor, "__matmul__"),
+                (torch.linalg, "matmul"),
             ),
         ),
         (_reflected, _names((Tensor, "__rmatmul__"))),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 import warnings
 from collections.abc import Callable
@@ -12,6 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
+
+from costguard.tracing.unsharded import copy_whole
+
+_LEFT_BEHIND = ("__compiled_fn", "__resume_at")
+"""What torch.compile puts into the files of what it has compiled, and leaves there."""
 
 
 def compiled_part(module: nn.Module) -> str | None:
@@ -34,7 +38,7 @@ def compiled_part(module: nn.Module) -> str | None:
     for file in sorted(files):
         if not file.startswith(("torch.", "lightning.", "pytorch_lightning.")) and file in sys.modules:
             for name, value in list(vars(sys.modules[file]).items()):
-                if _is_compiled(value):
+                if _is_compiled(value) and not name.startswith(_LEFT_BEHIND):
                     return f"{file}.{name}"
     return None
 
@@ -83,7 +87,7 @@ def run_on_shadow(
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), uncompiled():
         warnings.simplefilter("ignore")
         with FakeCopyMode(mode):
-            shadow = copy.deepcopy(module)
+            shadow = copy_whole(module, mode)
         prepare(shadow)
         with mode:
             fake = tree_map_only(Tensor, mode.from_tensor, batch)

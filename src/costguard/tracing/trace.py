@@ -13,11 +13,13 @@ from torch.overrides import TorchFunctionMode
 
 from costguard.flops.step import Call, StepFlops, step_flops
 from costguard.tracing.attention import flash_attention
+from costguard.tracing.graph import Node, is_recomputing, nodes_of, reached_from
 from costguard.tracing.masks import EVERY, Pairs, pairs_of_mask
 from costguard.tracing.needs import computed_in, parameter_of
 from costguard.tracing.rules import RULES
 
 _BACKWARD = (Tensor.backward, torch.autograd.backward)
+_LOOKUPS = (functional.embedding, functional.embedding_bag)
 _SOFTMAX = (functional.softmax, torch.softmax, Tensor.softmax)
 _OF_TORCH = frozenset({"aten", "prim", "prims", "fsdp", "c10d", "_c10d_functional", "c10d_functional", "higher_order"})
 _engine: Any = getattr(torch.autograd.Variable, "_execution_engine", None)
@@ -37,13 +39,14 @@ class FlopTrace(TorchFunctionMode):
         self.problem: str | None = None
         self._calls: list[Call] = []
         self._recomputed: int | None = 0
-        self._given: Counter[Any] = Counter()
         self._looked_up: dict[int, int] = {}
         self._multiplied: set[int] = set()
         self._unseen: set[str] = set()
         self._dtypes: Counter[str] = Counter()
         self._scores: dict[tuple[int, ...], int] = {}
         self._weights: dict[tuple[int, ...], Pairs] = {}
+        self._nodes: dict[int, frozenset[Node]] = {}
+        self._reached: set[Node] | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Let the call happen, then count it."""
@@ -61,7 +64,7 @@ class FlopTrace(TorchFunctionMode):
         """What was counted so far."""
         lookups = sum(n for key, n in self._looked_up.items() if key not in self._multiplied)
         return step_flops(
-            self._calls,
+            [c if self._flows(at) else c._replace(backward=0) for at, c in enumerate(self._calls)],
             recomputed=self._recomputed,
             lookup_parameters=lookups,
             dtype=max(self._dtypes, key=self._dtypes.__getitem__, default=None),
@@ -74,16 +77,23 @@ class FlopTrace(TorchFunctionMode):
         if call is None or _engine is None:
             self._recomputed = None
             return func(*args, **kwargs)
+        self._reached = reached_from(call[0]) | (self._reached or set())
         with self:
             return _engine.run_backward(*call, allow_unreachable=True, accumulate_grad=True)
+
+    def _flows(self, at: int) -> bool:
+        """Whether a gradient came back to a call: not where its result was detached, or is in no loss."""
+        nodes = self._nodes.get(at)
+        return not nodes or self._reached is None or not nodes.isdisjoint(self._reached)
 
     def _see(self, func: Any, out: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         rule = RULES.get(func)
         if rule is not None:
             tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
             self._note_parameters(tensors)
-            self._add(func, rule(out, *args, **kwargs), tensors, out)
-        elif func is functional.embedding:
+            options = {name: value for name, value in kwargs.items() if name != "out"}
+            self._add(func, rule(out, *args, **options), tensors, out)
+        elif func in _LOOKUPS:
             weight = parameter_of(args[1] if len(args) > 1 else kwargs["weight"])
             if weight is not None:
                 self._looked_up[id(weight)] = weight.numel()
@@ -106,28 +116,30 @@ class FlopTrace(TorchFunctionMode):
         self._multiplied.update(id(p) for t in tensors if (p := parameter_of(t)) is not None)
 
     def _add(self, func: Any, calls: Iterable[Call], tensors: Sequence[Tensor], out: Any) -> None:
-        key = (_name(func), *(tuple(t.shape) for t in tensors))
         ranks = _mesh_size(tensors)
+        operands = tensors[1:] if _name(func).startswith("baddbmm") else tensors
         again = torch._C._current_graph_task_id() != -1
         for call in calls:
-            counted = self._masked(_shared(call, ranks), tensors, out)
+            counted = self._masked(_shared(call, ranks), operands, out)
             self._dtypes[computed_in(tensors)] += call.forward
             if not again:
-                self._given[key] += counted.backward > 0
-                self._calls.append(counted)
+                self._append(counted, out)
             elif torch.is_grad_enabled():
-                self._add_again(key, counted)
+                # By a checkpoint; if the first time was without gradients, backward goes through this one.
+                self._add_again(counted)
+                self._append(counted._replace(forward=0, whole=0), out)
+            elif is_recomputing():
+                self._add_again(counted)
             else:  # somebody's own backward
                 self._calls.append(counted._replace(backward=counted.forward, forward=0, whole=0))
 
-    def _add_again(self, key: Any, call: Call) -> None:
-        """Backward has computed an activation once more, by checkpointing."""
+    def _append(self, call: Call, out: Any) -> None:
+        self._nodes[len(self._calls)] = nodes_of(out)
+        self._calls.append(call)
+
+    def _add_again(self, call: Call) -> None:
         if self._recomputed is not None:
             self._recomputed += call.forward
-        if self._given[key] > 0:
-            self._given[key] -= 1
-        else:  # the first time no gradient was asked for, so that its backward is known only now
-            self._calls.append(call._replace(forward=0, whole=0))
 
     # -- attention that is written out -----------------------------------------------------------------------------
 
@@ -135,22 +147,22 @@ class FlopTrace(TorchFunctionMode):
         """Remember scores until their softmax, and give the product that follows it the same mask."""
         if call.kind != "attention" or not isinstance(out, Tensor) or len(tensors) != 2:
             return call
-        pairs = self._weights.pop(tuple(tensors[0].shape), None)
+        pairs = self._weights.pop(_tile(tensors[0]), None)
         if pairs is not None:
             return call._replace(full=pairs.full, causal=pairs.causal)
-        self._scores[tuple(out.shape)] = len(self._calls)
+        self._scores[_tile(out)] = len(self._calls)
         return call
 
     def _read_mask(self, scores: Tensor) -> None:
         """The mask of scores is in their values: what it hides is minus infinity, or nearly so."""
-        shape = tuple(scores.shape)
-        at = self._scores.pop(shape, None)
+        tile = _tile(scores)
+        at = self._scores.pop(tile, None)
         if at is None or at >= len(self._calls):
             return
         pairs = pairs_of_mask(scores[:, 0] if scores.dim() == 4 else scores)
         if pairs.causal == 1:
             pairs = EVERY
-        self._weights[shape] = pairs
+        self._weights[tile] = pairs
         self._calls[at] = self._calls[at]._replace(full=pairs.full, causal=pairs.causal)
 
 
@@ -178,6 +190,11 @@ def _engine_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
 def _mesh_size(tensors: Iterable[Tensor]) -> int:
     """Over how many ranks tensors are distributed that have the shape of the whole, such as a DTensor's."""
     return max((mesh.size() for t in tensors if (mesh := getattr(t, "device_mesh", None)) is not None), default=1)
+
+
+def _tile(scores: Tensor) -> tuple[int, ...]:
+    """What tells scores from others however samples and heads are folded."""
+    return (scores.numel(), *scores.shape[-2:])
 
 
 def _shared(call: Call, ranks: int) -> Call:
