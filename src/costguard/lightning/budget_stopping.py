@@ -187,6 +187,8 @@ class BudgetStopping(Callback):
         self._admit(trainer)
         self._agreement = self._agree_with(trainer)
         if self._watch is not None:
+            monitor = self._monitor
+            self._watch.foreseen = lambda: monitor.forecast if monitor is not None else None
             self._watch.planned_steps = trainer.max_steps if trainer.max_steps > 0 else None
         self._step, self._step_began_ns = trainer.global_step, run.meter.now_ns()
 

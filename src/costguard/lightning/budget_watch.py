@@ -14,6 +14,7 @@ from costguard.ledger.control import ControlLog, Decision, raised_limit, standin
 from costguard.ledger.spending import Neighbours, Spent
 from costguard.lightning.pot_watch import PotWatch
 from costguard.lightning.run import Run
+from costguard.plan.forecast import Forecast
 from costguard.policies.budget import Budget, Facts, Mark, admit, check_enforceable, evaluate_all
 from costguard.policies.progress import progress_of
 from costguard.policies.reserve import Reserve, StopPriors, StopSamples, price_of_stopping
@@ -63,6 +64,7 @@ class BudgetWatch:
         self.delay_steps = 0
         self.planned_steps: int | None = None
         self.next_look_ns = 0
+        self.foreseen: Callable[[], Forecast | None] = _unforeseen
         self.pot = PotWatch(pot, run, on_store_down) if pot is not None else None
 
     def _as_raised(self, budget: Budget) -> Budget:
@@ -149,6 +151,9 @@ class BudgetWatch:
             steps=counters.step,
             planned_steps=self.planned_steps,
         )
+        made = self.foreseen()
+        devices = run.paid.total
+        forecast, high = (None, None) if made is None or figures is None else made.amounts(figures.device_ns, devices)
         found: dict[str, Facts] = {}
         for budget in self.budgets:
             window, begin_ns = _window(budget, wall_ns)
@@ -158,6 +163,8 @@ class BudgetWatch:
                 reserve=reserve,
                 step=counters.step if step is None else step,
                 window=window,
+                forecast=forecast if budget.scope == "run" else None,
+                forecast_high=high if budget.scope == "run" else None,
                 progress=None if progress is None else float(progress),
                 warm_steps=counters.batches - counters.warmup.batches,
                 unpriced_device_ns=spent.unpriced_ns,
@@ -241,6 +248,11 @@ class BudgetWatch:
         if wall_ns >= self._neighbours_at_ns and any(budget.scope != "run" for budget in self.budgets):
             self._neighbours_at_ns = wall_ns + NEIGHBOURS_EVERY_NS
             self._neighbours.look()
+
+
+def _unforeseen() -> Forecast | None:
+    """Nobody forecasts."""
+    return None
 
 
 class _Earlier:

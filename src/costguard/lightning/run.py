@@ -113,6 +113,7 @@ class Run:
         self._wall_offset_ns = self._clock.wall_ns() - self._clock.now_ns()
         self._membership = Membership(config.root, place.rank, config.run_id, config.mirror, allocation, self._files)
         self.save_times_ns: list[int] = []
+        self.checkpoint_bytes = 0
         self._writer: AttemptWriter | None = None
         self._reason: str | None = None
         self._parameters = self._trainable = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
 from lightning.pytorch import Trainer
 
@@ -17,7 +18,7 @@ from costguard.policies.gap import GAP_MODES, GapMode
 from costguard.policies.rows import RowCadence
 from costguard.prices import PriceBook
 from costguard.prices.book import price_argument
-from costguard.units import NS_PER_S, Money
+from costguard.units import NS_PER_S, Money, parse_money
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +95,13 @@ class Settings:
             progress_bar=progress_bar,
             report_html=report_html,
         )
+
+    @property
+    def planned_per_day(self) -> Fraction | None:
+        """What a day may cost if the plan is spent evenly, US dollars."""
+        if self.planned_usd is None or self.planned_hours is None:
+            return None
+        return Fraction(parse_money(self.planned_usd)) * 24 / max(Fraction(24), Fraction(str(self.planned_hours)))
 
     def config(self, trainer: Trainer) -> RunConfig:
         """The part that is the run's; a URL in place of a folder means a mirror of a local journal."""

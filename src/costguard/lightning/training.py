@@ -11,6 +11,7 @@ from costguard.ledger.live import Figures
 from costguard.lightning.batches import BatchCounter
 from costguard.lightning.device_side import DeviceSide
 from costguard.lightning.gpu_watch import GpuWatch
+from costguard.lightning.growth_watch import GrowthWatch
 from costguard.lightning.outlook import Outlook
 from costguard.lightning.run import Run
 from costguard.lightning.settings import Settings
@@ -39,9 +40,11 @@ class Training:
         self._next_tick_ns = 0
         self._side = DeviceSide(run, GpuWatch.for_device(trainer.strategy.root_device, run.pids()))
         self.outlook: Outlook | None = None
+        self._growth: GrowthWatch | None = None
         if trainer.is_global_zero:
             planned_steps = trainer.max_steps if trainer.max_steps > 0 else None
             self.outlook = Outlook(run, planned_steps, said.planned_usd, said.planned_hours)
+            self._growth = GrowthWatch(run, said.planned_per_day)
 
     def end_batch(self, batch: Any, ended_ns: int) -> bool:
         """A batch is done; returns whether it is time for a tick."""
@@ -57,10 +60,10 @@ class Training:
         self.steps.take_late()
         figures = self._run.figures()
         self._side.tick(figures, self.steps.seen, self.steps.recompiles)
-        if figures is not None and self.outlook is not None:
+        if figures is not None and self.outlook is not None and self._growth is not None:
             verdict = self.outlook.tick(figures)
-            if verdict is not None:
-                self._side.tell(verdict)
+            for each in [*([verdict] if verdict is not None else []), *self._growth.tick(figures)]:
+                self._side.tell(each)
         self.tell_flops()
         return figures
 

@@ -64,6 +64,7 @@ class _Saved:
 
     def _write(self, fields: dict[str, Any]) -> None:
         mark = file_mark(fields["path"])
+        self._run.checkpoint_bytes += mark[0] if mark else 0
         self._run.writer.saved(**fields, bytes=mark[0] if mark else None, mark=mark)
 
 
