@@ -63,13 +63,14 @@ def test_forecasts_are_kept_and_scored(tmp_path: Path, capsys: pytest.CaptureFix
     assert "rule of three" in capsys.readouterr().out
 
 
+@pytest.mark.filterwarnings("ignore:costguard.*daily line")
 @pytest.mark.usefixtures("often")
 def test_behind_plan_and_over_cost_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten times as slow and dear as planned: one alert, in the receipt too."""
     monkeypatch.setattr(progress, "CONFIRM_NS", 0)
     cost = CostMonitor(usd_per_gpu_hour=3600, planned_usd=1.5, planned_hours=0.0003, peak_flops_per_s=1e9)
     trainer = quiet_trainer(tmp_path, cost, max_steps=60, max_epochs=-1)
-    with pytest.warns(CostguardWarning, match="behind"):
+    with pytest.warns(CostguardWarning, match="Behind plan and over cost"):
         trainer.fit(Slow(), loader(20))
     verdicts = [v for v in receipt_of(tmp_path)["verdicts"] if v["kind"] == "progress"]
     assert [v["action"] for v in verdicts] == ["alert"]
