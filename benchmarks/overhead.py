@@ -1,9 +1,9 @@
-"""What a step costs with CostMonitor and with Lightning's own ThroughputMonitor, alternating in one run.
+"""What a step costs with CostMonitor, with BudgetStopping too, and with Lightning's ThroughputMonitor, in one run.
 
 A tiny model, so that the callbacks show. One training goes on while every few steps another variant takes its turn:
-bare, with CostMonitor, with ThroughputMonitor. The median step of each turn is compared with that of the bare turn
-beside it, a few hundredths of a second away, so that the machine's drift meets them all alike; the figure is the
-median of these differences. The ratio of the two is what counts: absolute times depend on the machine.
+bare, with CostMonitor, with CostMonitor and BudgetStopping, with ThroughputMonitor. The median step of each turn is
+compared with that of the bare turn beside it, a few hundredths of a second away, so that the machine's drift meets them
+all alike; the figure is the median of these differences. The ratios count: absolute times depend on the machine.
 Run `python benchmarks/overhead.py [--steps 15000]`.
 """
 
@@ -26,12 +26,17 @@ from lightning.pytorch.callbacks import ThroughputMonitor
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, TensorDataset
 
-from costguard import CostMonitor
+from costguard import BudgetStopping, CostMonitor
 
 TURN = 20
 """Steps of one turn; the first three after a change are not counted."""
 ASKED = {50: 0.75, 1: 0.25}
 """Largest share of ThroughputMonitor's cost that CostMonitor may take, by log_every_n_steps."""
+ASKED_OF_BOTH = 1.0
+"""Largest share that CostMonitor and BudgetStopping may take together, at 50."""
+_HOOK = "on_train_batch_start"
+"""What CostMonitor wraps on the strategy."""
+OURS, BOTH, PEER = "CostMonitor", "with BudgetStopping", "ThroughputMonitor"
 
 
 class Tiny(LightningModule):
@@ -57,10 +62,10 @@ class Turns(Callback):
     """Puts another variant's callback in place every few steps, and notes the time of each step.
 
     Args:
-        variants: The callback of each variant, `None` for the bare one.
+        variants: The callbacks of each variant, none for the bare one.
     """
 
-    def __init__(self, variants: dict[str, Callback | None]) -> None:
+    def __init__(self, variants: dict[str, list[Callback]]) -> None:
         self.variants = variants
         self.turns_us: dict[str, list[float]] = {name: [] for name in variants}
         self._steps_us: list[float] = []
@@ -74,7 +79,9 @@ class Turns(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remember what CostMonitor has wrapped on the logger, which the other variants are to be without."""
         self._wraps = dict(vars(trainer.loggers[0]))
-        self._others = [c for c in trainer.callbacks if c not in self.variants.values()]
+        self._hook = vars(trainer.strategy)[_HOOK]
+        asked = [callback for callbacks in self.variants.values() for callback in callbacks]
+        self._others = [c for c in trainer.callbacks if c not in asked]
 
     def on_train_batch_start(self, trainer: Trainer, *_: object) -> None:
         """The step before this one is over."""
@@ -95,29 +102,31 @@ class Turns(Callback):
             # The order is drawn anew, so that no variant always follows the same other one.
             self._coming = self._order.sample(list(self.variants), len(self.variants))
         self._now, self._age = self._coming.pop(), 0
-        callback = self.variants[self._now]
-        trainer.callbacks = [*self._others, *([callback] if callback else [])]
-        ours = isinstance(callback, CostMonitor)
+        callbacks = self.variants[self._now]
+        trainer.callbacks = [*self._others, *callbacks]
+        ours = any(isinstance(callback, CostMonitor) for callback in callbacks)
         for name in ("log_metrics", "save"):
             if ours:
                 vars(trainer.loggers[0])[name] = self._wraps[name]
             else:
                 vars(trainer.loggers[0]).pop(name, None)
+        if ours:
+            vars(trainer.strategy)[_HOOK] = self._hook
+        else:
+            vars(trainer.strategy).pop(_HOOK, None)
 
 
 def measure(steps: int, log_every: int, folder: str) -> dict[str, list[float]]:
     """Train once and return the median step of each turn of each variant, microseconds; turns of one round together."""
-    turns = Turns(
-        {
-            "bare": None,
-            "CostMonitor": CostMonitor(usd_per_gpu_hour="2.49", peak_flops_per_s=1e11),
-            "ThroughputMonitor": ThroughputMonitor(batch_size_fn=lambda batch: len(batch[0])),
-        }
-    )
+    monitor = CostMonitor(usd_per_gpu_hour="2.49", peak_flops_per_s=1e11)
+    budget = BudgetStopping(limit_usd=1_000_000)
+    peer = ThroughputMonitor(batch_size_fn=lambda batch: len(batch[0]))
+    variants: dict[str, list[Callback]] = {"bare": [], OURS: [monitor], BOTH: [monitor, budget], PEER: [peer]}
+    turns = Turns(variants)
     trainer = Trainer(
         accelerator="cpu",
         max_steps=steps,
-        callbacks=[turns, *(c for c in turns.variants.values() if c)],
+        callbacks=[monitor, budget, peer, turns],
         logger=CSVLogger(folder, flush_logs_every_n_steps=100),
         log_every_n_steps=log_every,
         enable_progress_bar=False,
@@ -147,12 +156,13 @@ def main() -> None:
             for name, turns in turns_us.items()
             if name != "bare"
         }
-        ratio = added["CostMonitor"] / added["ThroughputMonitor"]
+        ratio, both = (added[name] / added[PEER] for name in (OURS, BOTH))
         step = statistics.median(bare)
         print(f"log_every_n_steps={log_every}: bare step {step:.1f} us, {rounds} rounds of {TURN} steps")
         for name, value in added.items():
-            print(f"  {name:<18} adds {value:6.1f} us")
+            print(f"  {name:<20} adds {value:6.1f} us")
         print(f"  ratio {ratio:.2f}, asked for at most {asked}")
+        print(f"  with BudgetStopping {both:.2f}" + (f", asked for at most {ASKED_OF_BOTH}" if log_every == 50 else ""))
 
 
 if __name__ == "__main__":

@@ -72,6 +72,28 @@ class Counters(NamedTuple):
         return self._replace(tokens=(self.tokens or 0) - tokens, padding=(self.padding or 0) + tokens)
 
 
+class Batch(NamedTuple):
+    """What one batch adds, where many are alike."""
+
+    tokens: int | None
+    padding: int | None
+    samples: int | None
+    work: Work | None
+
+    def added_to(self, counters: Counters, step: int) -> Counters:
+        """Count one more such batch, in `train`; the same as `count` does, for the step path."""
+        _, batches, tokens, padding, samples, work, warmup = counters
+        more_tokens, more_padding, more_samples, more_work = self
+        if more_tokens is not None:
+            tokens = more_tokens if tokens is None else tokens + more_tokens
+        if more_padding is not None:
+            padding = more_padding if padding is None else padding + more_padding
+        if more_samples is not None:
+            samples = more_samples if samples is None else samples + more_samples
+        work = work + more_work if work is not None and more_work is not None else None
+        return _new(Counters, (step, batches + 1, tokens, padding, samples, work, warmup))
+
+
 class MeterState(NamedTuple):
     """One consistent reading; `sum(totals) == since_ns - start_ns` always holds.
 

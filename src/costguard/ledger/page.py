@@ -67,6 +67,7 @@ class _Slots:
         self._sequence = 0
         self._warmup: Warmup | None = None
         self._warmup_words: tuple[int, ...] = ()
+        self._warmup_sum = 0
 
     def write(self, state: MeterState) -> None:
         """Put `state` into the place that holds the older one."""
@@ -80,6 +81,7 @@ class _Slots:
             samples = _UNKNOWN
         if warmup is not self._warmup:  # which changes seldom
             self._warmup, self._warmup_words = warmup, (warmup.batches, warmup.tokens, *_words(warmup.work))
+            self._warmup_sum = sum(self._warmup_words)
         words = _NO_WORDS if work is None else _words(work)
         # A plain sum, since the tables of a real checksum are never in the processor's cache after a training step.
         check = (
@@ -89,7 +91,7 @@ class _Slots:
             + 3 * step
             + 9 * (batches + 3 * (tokens + 3 * (padding + 3 * samples)))
             + sum(words)
-            + sum(self._warmup_words)
+            + self._warmup_sum
         ) & _MASK
         slot = _pack(
             sequence, start, since, activity, step, batches, tokens, padding, samples, *totals, *words,

@@ -70,6 +70,11 @@ class BatchCounter:
             return self._count
         return self._carefully(batch)
 
+    def is_plain(self, batch: Any) -> bool:
+        """Whether the shape and dtype of a batch's first tensor are all that its count depends on."""
+        first = batch[0] if type(batch) in _PAIRS and batch else batch
+        return self._plain and type(first) is torch.Tensor
+
     def _carefully(self, batch: Any) -> BatchCount:
         if self.failed:
             return BatchCount(samples=_samples(batch))

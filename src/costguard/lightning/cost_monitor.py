@@ -125,7 +125,6 @@ class CostMonitor(Callback):
         self._saves_are_done: Callable[[], None] = _nothing
         self._came_from = int(Activity.IDLE)
         self._loaded: Mapping[str, Any] | None = None
-        self._in_flight: Any = None
         self._training: Training | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -241,7 +240,7 @@ class CostMonitor(Callback):
             self._rows.on = False  # where somebody has wrapped on our wraps, these stay, and are silent
         if self._training is not None:
             self._training.leave()
-        self._rows = self._trainer = self._in_flight = self._training = None
+        self._rows = self._trainer = self._training = None
         if self._run is not None:
             self._run.meter.enter(_METERING)
             if self._run.is_open:
@@ -275,6 +274,8 @@ class CostMonitor(Callback):
         loaded, self._loaded = self._loaded, None
         run.begin_training(trainer, loaded)
         self._training = Training(trainer, pl_module, run, self._counter, self._said)
+        # A hook of the strategy's in place of one of ours, which would cost each batch several microseconds.
+        self._instances.wrap(trainer.strategy, "on_train_batch_start", self._training.begin_batch, direct=True)
         run.meter.enter(Activity.DATA_WAIT)
 
     def _open(self) -> Run:
@@ -289,12 +290,6 @@ class CostMonitor(Callback):
 
     # -- each batch -------------------------------------------------------------------------------------------
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Waiting for data is over."""
-        if self._training is not None:
-            self._in_flight = batch
-            self._training.steps.begin(batch, batch_idx)
-
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -304,7 +299,6 @@ class CostMonitor(Callback):
             return
         now = run.meter.now_ns()
         try:
-            self._in_flight = None
             if training.end_batch(batch, now):
                 with run.meter.span(_METERING):
                     self._tick(trainer, training)
@@ -386,7 +380,7 @@ class CostMonitor(Callback):
             return None
         if self._training is not None and self._trainer is not None:
             # A callback before us may save after a batch whose end we have not seen.
-            self._training.steps.end_early(self._in_flight, self._trainer.global_step)
+            self._training.steps.end_early(self._trainer.global_step)
         seat = run.writer.seat
         return {"v": _STATE_VERSION, "run": run.run_id, "attempt": seat.attempt, "save": run.writer.mark()}
 

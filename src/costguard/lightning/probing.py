@@ -96,6 +96,11 @@ class StepProbe:
         self.problem: str | None = None
         self.news = False
 
+    @property
+    def depends_on_contents(self) -> bool:
+        """Whether batches of one size may cost differently, as packed sequences do."""
+        return self._per_square is not None
+
     def refresh(self) -> None:
         """Forget everything if other parameters are trained than before, as when layers are thawed."""
         trainable = _trainable(self._module)

@@ -12,9 +12,11 @@ from costguard.lightning.batches import BatchCounter
 from costguard.lightning.device_side import DeviceSide
 from costguard.lightning.gpu_watch import GpuWatch
 from costguard.lightning.growth_watch import GrowthWatch
+from costguard.lightning.instances import Method
 from costguard.lightning.outlook import Outlook
 from costguard.lightning.run import Run
 from costguard.lightning.settings import Settings
+from costguard.lightning.shield import tell
 from costguard.lightning.stepping import StepMeter
 from costguard.units import NS_PER_S
 
@@ -34,6 +36,7 @@ class Training:
         self, trainer: Trainer, module: LightningModule, run: Run, counter: BatchCounter, said: Settings
     ) -> None:
         self.last_work_ns = 0
+        self._on = True
         self.steps = StepMeter(trainer, module, run, counter)
         self._trainer = trainer
         self._run = run
@@ -45,6 +48,21 @@ class Training:
             planned_steps = trainer.max_steps if trainer.max_steps > 0 else None
             self.outlook = Outlook(run, planned_steps, said.planned_usd, said.planned_hours)
             self._growth = GrowthWatch(run, said.planned_per_day)
+
+    def begin_batch(self, original: Method) -> Method:
+        """Wrap what is called when a batch has come; the batch trains when it returns."""
+        begin = self.steps.begin
+
+        def on_train_batch_start(batch: Any, batch_idx: int) -> Any:
+            result = original(batch, batch_idx)
+            if self._on:
+                try:
+                    begin(batch, batch_idx)
+                except Exception as error:  # as `shielded` does, without its cost at each batch
+                    tell("on_train_batch_start", error)
+            return result
+
+        return on_train_batch_start
 
     def end_batch(self, batch: Any, ended_ns: int) -> bool:
         """A batch is done; returns whether it is time for a tick."""
@@ -85,5 +103,6 @@ class Training:
 
     def leave(self) -> None:
         """Put everything back; twice is the same as once."""
+        self._on = False
         self.steps.leave()
         self._side.end()

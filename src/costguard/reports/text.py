@@ -171,7 +171,10 @@ def mfu_line(mfu: Mapping[str, Any]) -> str:
     first, *others = known.items()
     figures = [f"{first[1]} ({first[0]})", *(f"{value} {name}" for name, value in others)]
     dtype = f" {mfu['dtype']} dense" if mfu["dtype"] else ""
-    peak = f"peak {format_count(mfu['peak_flops_per_s'])}FLOP/s{dtype}, {mfu['peak_source']}"
+    source = str(mfu["peak_source"]).replace(f",{dtype}", "")
+    tera = mfu["peak_flops_per_s"] / 1e12
+    amount = f"{tera:.4g} T" if tera >= 1 else format_count(mfu["peak_flops_per_s"])
+    peak = f"peak {amount}FLOP/s{dtype}, {source}"
     return " | ".join([*figures, peak])
 
 
