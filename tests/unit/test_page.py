@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -9,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import NS, examples
-from costguard.ledger.activity import ActivityMeter, Counters, MeterState
+from costguard.flops.step import Work
+from costguard.ledger.activity import ActivityMeter, Batch, Counters, MeterState
+from costguard.ledger.attempt import count
 from costguard.ledger.page import PAGE_BYTES, Page, read_page
 from costguard.records import Activity
 from costguard.testing import ManualClock
@@ -131,3 +134,30 @@ def test_a_beat_moves_the_time_of_death() -> None:
         memory[at] ^= 0x10
         assert torn is not None
         assert torn.alive_ns == written[-1].since_ns
+
+
+WORK = st.builds(Work, st.integers(0, 10**24), st.none() | st.integers(0, 10**24), st.none() | st.integers(0, 10**24))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0, 1, 2]), st.booleans()), min_size=1, max_size=30),
+    st.lists(WORK, min_size=3, max_size=3),
+)
+def test_flops_come_back_from_the_page_as_they_were_counted(batches: list[tuple[int, bool]], kinds: list[Work]) -> None:
+    """Batches of three sizes, counted one by one or as the one before: after each the page has their exact sum."""
+    memory = memoryview(bytearray(PAGE_BYTES))
+    page = Page(memory, lambda: 0)
+    counters, total = Counters(), None
+    for number, (kind, quick) in enumerate(batches):
+        work = kinds[kind]
+        total = work if total is None else total + work
+        if quick and number:
+            counters = Batch(3, 0, 1, work).added_to(counters, number + 1)
+        else:
+            counters = count(counters, number + 1, 3, 0, 1, work)
+        page.write(MeterState(0, number, 0, (number, *[0] * (len(Activity) - 1)), counters))
+        reading = read_page(memory)
+        assert reading is not None
+        assert reading.state.counters == counters.settled()
+        assert reading.state.counters.work == total
+        assert Counters.from_json(json.loads(json.dumps(counters.to_json()))) == counters.settled()

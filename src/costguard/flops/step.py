@@ -54,6 +54,10 @@ class Work(NamedTuple):
         hardware = None if hardware is None or more_hardware is None else hardware + more_hardware
         return tuple.__new__(Work, (full + more_full, causal, hardware))
 
+    def times(self, count: int) -> Work:
+        """The same so many times over."""
+        return Work(*(None if value is None else value * count for value in self))  # type: ignore[arg-type]
+
     def __sub__(self, other: Work) -> Work:
         """Take away convention by convention."""
         negative = (None if value is None else -value for value in other)

@@ -42,6 +42,9 @@ class Counters(NamedTuple):
         samples: Samples trained in this attempt, `None` if unknown.
         work: FLOPs of this attempt, `None` if unknown for any of its batches.
         warmup: The part of all this that was done in the activity `compile`.
+        each: FLOPs of each batch after the first `counted`, which are not in `work` yet: adding them up is left to
+            whoever asks (`settled`), since each step would pay for it. `None` if all are in it.
+        counted: Batches whose FLOPs are in `work`, where `each` is not `None`.
     """
 
     step: int = 0
@@ -51,11 +54,20 @@ class Counters(NamedTuple):
     samples: int | None = None
     work: Work | None = None
     warmup: Warmup = NO_WARMUP
+    each: Work | None = None
+    counted: int = 0
+
+    def settled(self) -> Counters:
+        """The same with all FLOPs added up in `work`."""
+        if self.each is None or self.work is None:
+            return self if self.each is None else self._replace(each=None, counted=0)
+        return self._replace(work=self.work + self.each.times(self.batches - self.counted), each=None, counted=0)
 
     def to_json(self) -> list[Any]:
         """Plain data for a line of the journal."""
-        batches, tokens, work = self.warmup
-        return [*self[:5], None if self.work is None else list(self.work), [batches, tokens, list(work)]]
+        batches, tokens, warm = self.warmup
+        work = self.settled().work
+        return [*self[:5], None if work is None else list(work), [batches, tokens, list(warm)]]
 
     @staticmethod
     def from_json(done: Sequence[Any]) -> Counters:
@@ -82,7 +94,7 @@ class Batch(NamedTuple):
 
     def added_to(self, counters: Counters, step: int) -> Counters:
         """Count one more such batch, in `train`; the same as `count` does, for the step path."""
-        _, batches, tokens, padding, samples, work, warmup = counters
+        _, batches, tokens, padding, samples, work, warmup, each, counted = counters
         more_tokens, more_padding, more_samples, more_work = self
         if more_tokens is not None:
             tokens = more_tokens if tokens is None else tokens + more_tokens
@@ -90,8 +102,10 @@ class Batch(NamedTuple):
             padding = more_padding if padding is None else padding + more_padding
         if more_samples is not None:
             samples = more_samples if samples is None else samples + more_samples
-        work = work + more_work if work is not None and more_work is not None else None
-        return _new(Counters, (step, batches + 1, tokens, padding, samples, work, warmup))
+        if each is not more_work or work is None:
+            work = counters.settled().work if more_work is not None else None
+            each, counted = (more_work, batches) if work is not None else (None, 0)
+        return _new(Counters, (step, batches + 1, tokens, padding, samples, work, warmup, each, counted))
 
 
 class MeterState(NamedTuple):

@@ -225,7 +225,7 @@ def count(
         work: Its FLOPs.
         warm: Whether it was a warm-up, whose time is none of `train`.
     """
-    _, batches, all_tokens, all_padding, all_samples, all_work, warmup = counters
+    _, batches, all_tokens, all_padding, all_samples, all_work, warmup, *_ = counters.settled()
     if tokens is not None:
         all_tokens = tokens if all_tokens is None else all_tokens + tokens
     if padding is not None:
@@ -238,5 +238,5 @@ def count(
         all_work += work
     if warm:
         warmup = Warmup(warmup.batches + 1, warmup.tokens + (tokens or 0), warmup.work + (work or NO_WORK))
-    values = (step, batches + 1, all_tokens, all_padding, all_samples, all_work, warmup)
+    values = (step, batches + 1, all_tokens, all_padding, all_samples, all_work, warmup, None, 0)
     return tuple.__new__(Counters, values)

@@ -74,7 +74,7 @@ def done_by(readings: Iterable[tuple[Counters, int]]) -> Done:
     done = NOTHING_DONE
     for counters, train_ns in readings:
         warm = counters.warmup
-        done += Done(counters.tokens, counters.work, warm.tokens, warm.work, train_ns, counters.batches > 0)
+        done += Done(counters.tokens, counters.settled().work, warm.tokens, warm.work, train_ns, counters.batches > 0)
     return done
 
 

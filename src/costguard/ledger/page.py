@@ -20,9 +20,13 @@ _WALL_AT = 128
 _STEP_SLOTS = (512, 1024)
 _BEAT_SLOTS = (2048, 2560)
 _UNKNOWN = -1
+_SLOT = struct.Struct(f"<QQQQqqqqq{len(Activity)}QQ")
 _WORK_WORDS = 6
 """Three counts of FLOPs of 128 bits: 64 hold six hours of one GPU."""
-_SLOT = struct.Struct(f"<QQQQqqqqq{len(Activity)}Q{_WORK_WORDS}Q{2 + _WORK_WORDS}QQ")
+_RARE = struct.Struct(f"<{_WORK_WORDS}Q{_WORK_WORDS}QQQQ{_WORK_WORDS}Q")
+"""What seldom changes lies behind a slot and is written only when it does: FLOPs up to a batch, those of each batch
+since, that batch, and the warm-up. The slot's check covers it."""
+_RARE_AT = 256
 _SLOT_BYTES = _SLOT.size
 _pack = _SLOT.pack
 _MASK = (1 << 64) - 1
@@ -65,13 +69,15 @@ class _Slots:
         self._memory = memory
         self._places = places
         self._sequence = 0
-        self._warmup: Warmup | None = None
-        self._warmup_words: tuple[int, ...] = ()
-        self._warmup_sum = 0
+        self._rare: tuple[Work | None, Work | None, int, Warmup] | None = None
+        self._rare_bytes = b""
+        self._rare_sum = 0
+        self._outdated: set[int] = set()
 
     def write(self, state: MeterState) -> None:
         """Put `state` into the place that holds the older one."""
-        start, since, activity, totals, (step, batches, tokens, padding, samples, work, warmup) = state
+        start, since, activity, totals, counters = state
+        step, batches, tokens, padding, samples, work, warmup, each, counted = counters
         self._sequence = sequence = self._sequence + 1
         if tokens is None:
             tokens = _UNKNOWN
@@ -79,10 +85,12 @@ class _Slots:
             padding = _UNKNOWN
         if samples is None:
             samples = _UNKNOWN
-        if warmup is not self._warmup:  # which changes seldom
-            self._warmup, self._warmup_words = warmup, (warmup.batches, warmup.tokens, *_words(warmup.work))
-            self._warmup_sum = sum(self._warmup_words)
-        words = _NO_WORDS if work is None else _words(work)
+        rare, at = self._rare, self._places[sequence & 1]
+        if rare is None or work is not rare[0] or each is not rare[1] or counted != rare[2] or warmup is not rare[3]:
+            self._change(work, each, counted, warmup)
+        if at in self._outdated:
+            self._outdated.discard(at)
+            self._memory[at + _RARE_AT : at + _RARE_AT + _RARE.size] = self._rare_bytes
         # A plain sum, since the tables of a real checksum are never in the processor's cache after a training step.
         check = (
             sequence * _MIX
@@ -90,19 +98,22 @@ class _Slots:
             + activity
             + 3 * step
             + 9 * (batches + 3 * (tokens + 3 * (padding + 3 * samples)))
-            + sum(words)
-            + self._warmup_sum
+            + self._rare_sum
         ) & _MASK
-        slot = _pack(
-            sequence, start, since, activity, step, batches, tokens, padding, samples, *totals, *words,
-            *self._warmup_words, check,
-        )  # fmt: skip
-        at = self._places[sequence & 1]
+        slot = _pack(sequence, start, since, activity, step, batches, tokens, padding, samples, *totals, check)
         self._memory[at : at + _SLOT_BYTES] = slot
 
+    def _change(self, work: Work | None, each: Work | None, counted: int, warmup: Warmup) -> None:
+        self._rare = (work, each, counted, warmup)
+        words = (*_words(work), *_words(each), counted, warmup.batches, warmup.tokens, *_words(warmup.work))
+        self._rare_bytes, self._rare_sum = _RARE.pack(*words), sum(words)
+        self._outdated = set(self._places)
 
-def _words(work: Work) -> tuple[int, ...]:
+
+def _words(work: Work | None) -> tuple[int, ...]:
     """Two words of 64 bits for each count; an unknown one has all bits set."""
+    if work is None:
+        return _NO_WORDS
     full, causal, hardware = work
     if causal is None:
         causal = _UNKNOWN_WORK
@@ -144,15 +155,11 @@ def read_page(data: bytes | memoryview) -> PageReading | None:
     # The latest is the one whose activity began last; of two that began together, the one that has done more.
     newest = max(slots, key=lambda slot: (slot[2], slot[5], slot[0]))
     _, start, since, activity, step, batches, tokens, padding, samples, *rest = newest
-    totals, words, warm = (
-        rest[: len(Activity)],
-        rest[len(Activity) :][:_WORK_WORDS],
-        rest[len(Activity) + _WORK_WORDS :],
-    )
+    totals, rare = rest[: len(Activity)], rest[len(Activity) :]
+    work, each, (counted, *warm) = rare[:_WORK_WORDS], rare[_WORK_WORDS : 2 * _WORK_WORDS], rare[2 * _WORK_WORDS :]
     warmup = Warmup(warm[0], warm[1], _work(warm[2:]) or NO_WORK)
-    counters = Counters(
-        step, batches, _known(tokens), _known(padding), _known(samples), work=_work(words), warmup=warmup
-    )
+    held = (_known(tokens), _known(padding), _known(samples))
+    counters = Counters(step, batches, *held, _work(work), warmup, _work(each), counted).settled()
     state = MeterState(start, since, activity, tuple(totals), counters)
     alive, check = _ALIVE.unpack_from(raw, _ALIVE_AT)
     (wall_offset,) = _WALL.unpack_from(raw, _WALL_AT)
@@ -161,14 +168,13 @@ def read_page(data: bytes | memoryview) -> PageReading | None:
 
 def _whole_slot(raw: bytes, at: int) -> tuple[int, ...] | None:
     """The fields of a slot, `None` if it is torn or damaged: the check is for the counters, the sum for the totals."""
-    fields = _SLOT.unpack_from(raw, at)
+    fields, rare = _SLOT.unpack_from(raw, at), _RARE.unpack_from(raw, at + _RARE_AT)
     sequence, start, since, activity, step, batches, tokens, padding, samples = fields[:9]
-    totals, words = fields[9 : 9 + len(Activity)], fields[9 + len(Activity) : -1]
     check = (
         sequence * _MIX + since + activity + 3 * step + 9 * (batches + 3 * (tokens + 3 * (padding + 3 * samples)))
-    ) + sum(words)
-    whole = sequence > 0 and activity < len(Activity) and sum(totals) == since - start and check & _MASK == fields[-1]
-    return fields[:-1] if whole else None
+    ) + sum(rare)
+    whole = sequence > 0 and activity < len(Activity) and sum(fields[9:-1]) == since - start
+    return (*fields[:-1], *rare) if whole and check & _MASK == fields[-1] else None
 
 
 def _known(value: int) -> int | None:

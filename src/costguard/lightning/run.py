@@ -309,8 +309,9 @@ class Run:
     def add_work(self, work: Work) -> None:
         """Count FLOPs of batches that were counted without them."""
         state = self.meter.state
-        if work.full and state.counters.work is not None:
-            counters = state.counters._replace(work=state.counters.work + work)
+        counters = state.counters.settled()
+        if work.full and counters.work is not None:
+            counters = counters._replace(work=counters.work + work)
             self.meter.settle(state.since_ns, state.activity, counters)
 
     def begin_live(self) -> None:
