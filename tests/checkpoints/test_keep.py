@@ -46,7 +46,9 @@ def kept(rule: Rule, checkpoints: list[Checkpoint], **more: Any) -> set[str]:
     return rule.kept(History(checkpoints=checkpoints, **more))
 
 
-def moves(checkpoints: list[Checkpoint], now_ns: int = WEEK_1, tiers: Tiers | None = None, **wanted: Any) -> dict[str, str]:
+def moves(
+    checkpoints: list[Checkpoint], now_ns: int = WEEK_1, tiers: Tiers | None = None, **wanted: Any
+) -> dict[str, str]:
     retention = Retention(**wanted)
     return {d.id: d.move.value for d in plan(History(checkpoints=checkpoints), retention, now_ns, tiers)}
 
@@ -70,9 +72,7 @@ def test_last_keeps_the_newest_by_order_whatever_the_clock_did() -> None:
 def test_nan_is_never_best() -> None:
     """A NaN, an infinity and a missing value are no best, wherever they stand among the others."""
     values = [math.nan, 2.0, None, 1.0, math.inf, 3.0, -math.inf, math.nan]
-    checkpoints = [
-        Checkpoint(id=f"v{i}", step=i, order=i, metrics={"loss": value}) for i, value in enumerate(values)
-    ]
+    checkpoints = [Checkpoint(id=f"v{i}", step=i, order=i, metrics={"loss": value}) for i, value in enumerate(values)]
     assert kept(best("loss", n=2), checkpoints) == {"v3", "v1"}
     assert kept(best("loss", n=2, mode="max"), checkpoints) == {"v5", "v1"}
     assert kept(best("accuracy"), checkpoints) == set()
@@ -105,9 +105,7 @@ def test_every_counts_epochs_tokens_and_hours() -> None:
 def test_thin_keeps_the_newest_of_each_hour_day_and_week() -> None:
     """Dense lately, sparse long ago."""
     hours = [*range(24 * 20), 24 * 20 + 5]
-    checkpoints = [
-        Checkpoint(id=str(h), step=h, order=i, saved_ns=WEEK_1 + h * HOUR_NS) for i, h in enumerate(hours)
-    ]
+    checkpoints = [Checkpoint(id=str(h), step=h, order=i, saved_ns=WEEK_1 + h * HOUR_NS) for i, h in enumerate(hours)]
     assert kept(thin(hourly=2), checkpoints) == {"485", "479"}
     assert kept(thin(daily=3), checkpoints) == {"485", "479", "455"}
     assert kept(thin(weekly=2), checkpoints) == {"485", "335"}
@@ -155,11 +153,11 @@ def test_rules_join_and_the_first_that_keeps_is_named() -> None:
         (lambda: last(0), "last(n=0)"),
         (lambda: best("loss", mode="least"), "best(mode='least')"),  # type: ignore[arg-type]
         (lambda: best(""), "best(metric='')"),
-        (lambda: every(), "exactly one of"),
+        (every, "exactly one of"),
         (lambda: every(steps=1, epochs=2), "exactly one of"),
         (lambda: every(steps=-1), "every(steps=-1)"),
         (lambda: every(steps=5, at_most=0), "at_most=0"),
-        (lambda: thin(), "thin()"),
+        (thin, "thin()"),
         (lambda: thin(daily=-1), "daily=-1"),
         (lambda: before_anomaly(0), "before_anomaly(n=0)"),
         (lambda: any_of([]), "at least one rule"),
@@ -263,9 +261,7 @@ def test_an_early_expiry_is_put_off_to_the_free_date_and_says_so() -> None:
     """Deleting before the minimum is over bills the rest of it, so it waits and names the day and the money."""
     tiers = Tiers(hot=STANDARD, cold=IR)
     put_ns = 1_767_225_600 * 10**9  # 2026-01-01
-    cold = Checkpoint(
-        id="cold", step=1, saved_ns=put_ns, size_bytes=84 * 10**9, tier="cold", cold_since_ns=put_ns
-    )
+    cold = Checkpoint(id="cold", step=1, saved_ns=put_ns, size_bytes=84 * 10**9, tier="cold", cold_since_ns=put_ns)
     early = decision(cold, put_ns + 30 * DAY_NS, tiers, expire_after_ns=10 * DAY_NS)
     assert (early.move, early.rule, early.free_at_ns) == (Move.KEEP, "deferred", put_ns + 90 * DAY_NS)
     assert early.reason == "put off: deleted on 2026-04-01 it is free, now it costs $0.6720"
@@ -291,7 +287,9 @@ RULES = st.one_of(
     st.builds(best, st.just("loss"), st.integers(1, 3), st.sampled_from(["min", "max"])),
     st.builds(lambda n, m: every(steps=n, at_most=m), st.integers(1, 30), st.none() | st.integers(1, 3)),
     st.builds(lambda h: every(hours=h), st.integers(1, 30)),
-    st.builds(lambda h, d, w: thin(hourly=h, daily=d, weekly=w), st.integers(1, 5), st.integers(0, 3), st.integers(0, 2)),
+    st.builds(
+        lambda h, d, w: thin(hourly=h, daily=d, weekly=w), st.integers(1, 5), st.integers(0, 3), st.integers(0, 2)
+    ),
     st.builds(before_anomaly, st.integers(1, 2)),
     st.just(stage_end()),
     st.just(pinned()),
@@ -303,7 +301,7 @@ FACTS = st.lists(
             "saved_ns": WEEK_1 + hours * HOUR_NS,
             "metrics": {"loss": loss},
             "tier": tier,
-            **{mark: True for mark in marks},
+            **dict.fromkeys(marks, True),
         },
         st.integers(0, 100),
         st.integers(0, 500),

@@ -49,7 +49,7 @@ class StorageClass:
             if value is not None:
                 price_argument("StorageClass", option, value)
         if self.minimum_days < 0:
-            raise config_error(f"StorageClass(minimum_days={self.minimum_days}): expected a number of days of at least 0.")
+            raise config_error(f"StorageClass(minimum_days={self.minimum_days}): expected days of at least 0.")
         if not self.restore_hours >= 0:
             raise config_error(f"StorageClass(restore_hours={self.restore_hours}): expected hours of at least 0.")
 

@@ -1,0 +1,294 @@
+"""Our own list of a run's checkpoints: one small file each, replaced whole, and nothing outside it is ever touched."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, Literal
+
+from costguard.checkpoints.faults import CheckpointError, RefusedError
+from costguard.checkpoints.hot import FileFact, HotFiles
+from costguard.checkpoints.manifest import Manifest
+from costguard.keep import Checkpoint, Tier
+
+SCHEMA = 1
+
+State = Literal["hot", "demoting", "both", "releasing", "cold", "restoring", "expiring"]
+_TIERS: Final[dict[str, Tier]] = {
+    "hot": "hot",
+    "demoting": "hot",
+    "both": "both",
+    "releasing": "cold",
+    "cold": "cold",
+    "restoring": "cold",
+    "expiring": "cold",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """What is known of one checkpoint.
+
+    Args:
+        id: Its identity: made when it was first seen, whatever it is called.
+        path: Where it is, or was, on the hot disk.
+        order: The how manyth checkpoint of the run it is.
+        state: Where it is on its way between the tiers.
+        fingerprint: What its files looked like when it was taken up.
+        step: Optimizer step.
+        saved_ns: When it was saved, ns since the epoch.
+        epochs: Epochs done.
+        tokens: Tokens trained.
+        metrics: Values at the save.
+        stage_end: Stage that it ends.
+        complete: Whether its save is known to have ended.
+        pinned: Whether a user pinned it.
+        resumed_from: Whether this run was resumed from it.
+        blocked_ns: Nanoseconds that its save held up training, `None` if unknown.
+        aliases: Names beside it that are links to it.
+        attempt: Upload that is going on.
+        cold_since_ns: When its manifest was written.
+        manifest_sha256: Hash of its manifest.
+        level: How far its cold copy was verified.
+        storage_class: Class of its cold copy.
+        problem: What went wrong last, empty if nothing did.
+    """
+
+    id: str
+    path: str
+    order: int
+    state: State = "hot"
+    fingerprint: tuple[FileFact, ...] = ()
+    step: int = 0
+    saved_ns: int = 0
+    epochs: int | None = None
+    tokens: int | None = None
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    stage_end: str | None = None
+    complete: bool = True
+    pinned: bool = False
+    resumed_from: bool = False
+    blocked_ns: int | None = None
+    aliases: tuple[str, ...] = ()
+    attempt: str | None = None
+    cold_since_ns: int | None = None
+    manifest_sha256: str | None = None
+    level: int = 0
+    storage_class: str | None = None
+    problem: str = ""
+
+    @property
+    def tier(self) -> Tier:
+        """Where it can be had now."""
+        return _TIERS[self.state]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its files."""
+        return sum(fact.size for fact in self.fingerprint)
+
+    def as_checkpoint(self) -> Checkpoint:
+        """What a rule may know of it."""
+        return Checkpoint(
+            id=self.id,
+            step=self.step,
+            order=self.order,
+            saved_ns=self.saved_ns,
+            epochs=self.epochs,
+            tokens=self.tokens,
+            metrics=self.metrics,
+            size_bytes=self.size_bytes,
+            tier=self.tier,
+            cold_since_ns=self.cold_since_ns,
+            complete=self.complete,
+            pinned=self.pinned,
+            resumed_from=self.resumed_from,
+            stage_end=self.stage_end,
+        )
+
+    def encode(self) -> bytes:
+        """As JSON."""
+        data = {f.name: getattr(self, f.name) for f in fields(self)}
+        data["fingerprint"] = [fact.to_json() for fact in self.fingerprint]
+        return json.dumps({"schema": SCHEMA, **data}, sort_keys=True).encode()
+
+    @staticmethod
+    def decode(data: bytes) -> Record:
+        """Read a record.
+
+        Raises:
+            CheckpointError: If it is damaged or of a newer version.
+        """
+        try:
+            raw = json.loads(data)
+            if raw.pop("schema") != SCHEMA:
+                raise CheckpointError("it is of a newer version")
+            raw["fingerprint"] = tuple(FileFact.from_json(each) for each in raw["fingerprint"])
+            raw["aliases"] = tuple(raw["aliases"])
+            record = Record(**raw)
+            return record if record.state in _TIERS else _unreadable()
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return _unreadable()
+
+
+def _unreadable() -> Record:
+    raise CheckpointError("it cannot be read")
+
+
+FACTS: Final = ("step", "saved_ns", "epochs", "tokens", "metrics", "stage_end", "complete", "order", "pinned")
+"""What a manifest repeats of a record, so that a run can be rebuilt from its cold store alone."""
+
+
+class Inventory:
+    """The records of one run.
+
+    Args:
+        folder: Folder of their own.
+        files: Door to the hot disk.
+    """
+
+    def __init__(self, folder: str, files: HotFiles) -> None:
+        self.folder = folder
+        self._files = files
+
+    def records(self) -> list[Record]:
+        """All readable records, from the oldest to the newest."""
+        return self._load()[0]
+
+    def problems(self) -> list[str]:
+        """A sentence for each record that cannot be read; what it is about is left alone."""
+        return self._load()[1]
+
+    def get(self, id: str) -> Record:
+        """One record.
+
+        Raises:
+            CheckpointError: If there is none.
+        """
+        for record in self.records():
+            if record.id == id:
+                return record
+        raise CheckpointError(f"no checkpoint {id!r} in {self.folder}; `costguard ckpt ls` names those there are.")
+
+    def find(self, path: str) -> Record | None:
+        """The newest checkpoint that was at a path, by its name or an alias, `None` if there was none."""
+        wanted = os.path.abspath(path)
+        folder, name = os.path.split(wanted)
+        named = [r for r in self.records() if r.path == wanted]
+        linked = [r for r in self.records() if os.path.dirname(r.path) == folder and name in r.aliases]
+        found = named or linked
+        return found[-1] if found else None
+
+    def save(self, record: Record) -> Record:
+        """Write a record in place of the one before it; whole or not at all."""
+        path = self._path(record.id)
+        self._files.write(path + ".tmp", record.encode())
+        self._files.rename(path + ".tmp", path)
+        return record
+
+    def remove(self, id: str) -> None:
+        """Forget a checkpoint that is gone."""
+        self._files.remove(self._path(id))
+
+    def adopt(self, path: str, id: str, **facts: Any) -> Record:
+        """Take up a checkpoint that was saved.
+
+        The same files are taken up once. Other files at the place of an earlier checkpoint are another one, and
+        the earlier one lives on in its cold copy, if it has one.
+
+        Args:
+            path: The file or folder; of a link, what it points to.
+            id: Identity for it if it is new.
+            facts: Fields of `Record`.
+
+        Returns:
+            Its record.
+
+        Raises:
+            RefusedError: If there is nothing, or something that is no checkpoint.
+        """
+        path = self._files.real(path)
+        fingerprint = self._files.scan(path)
+        check_kinds(path, fingerprint)
+        aliases = tuple(self._files.links_to(path))
+        self._files.make_folder(self.folder)
+        records = self.records()
+        for earlier in (r for r in records if r.path == path and r.state in ("hot", "both")):
+            if earlier.fingerprint == fingerprint:
+                return self.save(replace(earlier, aliases=aliases, **facts))
+            self._overwritten(earlier)
+        facts.setdefault("order", max((r.order for r in records), default=0) + 1)
+        return self.save(Record(id=id, path=path, fingerprint=fingerprint, aliases=aliases, **facts))
+
+    def _overwritten(self, earlier: Record) -> None:
+        if earlier.state == "both":
+            self.save(replace(earlier, state="cold"))
+        else:
+            self.remove(earlier.id)
+
+    def pin(self, id: str, pinned: bool = True) -> Record:
+        """Pin a checkpoint, hot or cold, or take the pin away."""
+        return self.save(replace(self.get(id), pinned=pinned))
+
+    def adopt_cold(self, manifest: Manifest, manifest_sha256: str) -> Record:
+        """Take up a checkpoint of which only the cold copy is known."""
+        self._files.make_folder(self.folder)
+        known = {f.name for f in fields(Record)}
+        facts = {k: v for k, v in manifest.facts.items() if k in FACTS and k in known}
+        facts.setdefault("order", 0)
+        files = tuple(FileFact(e.path, "file", e.size, e.mtime_ns) for e in manifest.files)
+        return self.save(
+            Record(
+                id=manifest.id,
+                path=manifest.path,
+                state="cold",
+                fingerprint=files,
+                aliases=manifest.aliases,
+                cold_since_ns=manifest.put_ns,
+                manifest_sha256=manifest_sha256,
+                level=manifest.level,
+                storage_class=manifest.storage_class,
+                **facts,
+            )
+        )
+
+    def newest_complete(self) -> Record | None:
+        """The newest checkpoint whose save has ended, `None` if there is none."""
+        complete = [r for r in self.records() if r.complete and r.state != "expiring"]
+        return complete[-1] if complete else None
+
+    def _load(self) -> tuple[list[Record], list[str]]:
+        records: list[Record] = []
+        problems: list[str] = []
+        for name in self._files.listing(self.folder):
+            if not name.endswith(".json"):
+                continue
+            path = os.path.join(self.folder, name)
+            try:
+                record = Record.decode(self._files.read(path))
+                if record.id != name[: -len(".json")]:
+                    raise CheckpointError("it is under another one's name")
+                records.append(record)
+            except CheckpointError as error:
+                problems.append(f"{path}: {error}; its checkpoint is left alone.")
+            except FileNotFoundError:
+                continue
+        return sorted(records, key=lambda r: (r.order, r.saved_ns, r.id)), problems
+
+    def _path(self, id: str) -> str:
+        return os.path.join(self.folder, f"{id}.json")
+
+
+def check_kinds(path: str, fingerprint: tuple[FileFact, ...]) -> None:
+    """Refuse what is no checkpoint: nothing, a device, a link that leads out.
+
+    Raises:
+        RefusedError: If it is.
+    """
+    if not fingerprint:
+        raise RefusedError(f"{path}: there is no such checkpoint.")
+    for fact in fingerprint:
+        if fact.kind == "other" or (not fact.path and fact.kind == "link"):
+            raise RefusedError(f"{os.path.join(path, fact.path)}: neither a file nor a folder.")
