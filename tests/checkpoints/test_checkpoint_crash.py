@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from crashing import Truth, World, make, search
 
 from costguard.checkpoints.demotion import demote, release
 from costguard.checkpoints.expiry import expire
 from costguard.checkpoints.recovery import collect
 from costguard.checkpoints.restore import restore
 from costguard.checkpoints.room import Room
-from crashing import Truth, World, make, search
 
 KINDS = {
     "file": ["file"],
@@ -124,13 +124,17 @@ def littered(root: Path, kinds: list[str]) -> Truth:
     return truth
 
 
+def swept(room: Room) -> None:
+    collect(room)
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_no_death_in_a_collection_takes_what_is_needed(
     size: str, disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Orphans go, committed copies, foreign files and what is not of our making stay."""
     truth = littered(disk / "world", KINDS[size])
-    found = search(disk / "world", disk / "lives", truth, lambda room: None if collect(room) else None, orphans=True)
+    found = search(disk / "world", disk / "lives", truth, swept, orphans=True)
     tell(capsys, f"collection beside {size}", found)
     assert found.states > 0
     assert found.deaths > 40
