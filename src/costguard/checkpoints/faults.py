@@ -114,6 +114,8 @@ def kind_of(error: BaseException) -> Kind:
 def _passing(error: BaseException) -> bool:
     if isinstance(error, (TimeoutError, ConnectionError)):
         return True
+    if isinstance(error, (FileNotFoundError, FileExistsError, PermissionError)):
+        return False  # an answer, and the same one the next time
     return isinstance(error, OSError) and error.errno in (None, errno.EBUSY, errno.EREMOTEIO, errno.EIO)
 
 

@@ -143,12 +143,15 @@ class FsspecStore:
         try:
             for part in parts:
                 self._do(what, lambda part=part: file.write(part))  # type: ignore[misc]
-        except BaseException:
+        except Exception:
             with contextlib.suppress(Exception):
                 file.discard()
             # An open file commits itself when it is collected.
             with contextlib.suppress(Exception):
                 file.closed = True
+            # Some have put it there from the start; nobody else writes to this key.
+            with contextlib.suppress(Exception):
+                within(self._deadline_s, lambda: self._fs.rm_file(path))
             raise
         self._do(what, file.close)
 
