@@ -110,11 +110,9 @@ class Proxy:
         if body is None:
             return False
         if rule is not None and rule.do == "answer":
-            text = ERROR.format(code=rule.code).encode() if method != b"HEAD" else b""
-            writer.write(
-                f"HTTP/1.1 {rule.status} No\r\nContent-Type: application/xml\r\nContent-Length: {len(text)}\r\n\r\n".encode()
-                + text
-            )
+            text = ERROR.format(code=rule.code).encode() if method != b"HEAD" and rule.status != 204 else b""
+            top = f"HTTP/1.1 {rule.status} No\r\nContent-Type: application/xml\r\nContent-Length: {len(text)}\r\n\r\n"
+            writer.write(top.encode() + text)
             await writer.drain()
             return True
         await self._pass_on(head, body, writer, rule, method == b"HEAD")

@@ -56,6 +56,8 @@ _CODES: Final[dict[str, Kind]] = {
     "RequestTimeout": "away",
     "OperationAborted": "away",
     "BadDigest": "away",
+    "XAmzContentSHA256Mismatch": "away",
+    "ConditionalRequestConflict": "away",
     "IncompleteBody": "away",
     "SlowDown": "slow_down",
     "ExpiredToken": "credentials",
@@ -108,7 +110,7 @@ def kind_of(error: BaseException) -> Kind:
     name = type(error).__name__
     if "NoCredentials" in name or "Token" in name:
         return "credentials"
-    return "away" if _passing(error) or re.search(r"Timeout|Payload|Connect|Incomplete", name) else "other"
+    return "away" if _passing(error) or re.search(r"Timeout|Payload|Connect|Incomplete|HTTPClient", name) else "other"
 
 
 def _passing(error: BaseException) -> bool:

@@ -110,9 +110,10 @@ class Manifest:
             entries = tuple(_entry(each) for each in raw.pop("files"))
             names = {f.name for f in fields(Manifest)}
             manifest = Manifest(files=entries, **{k: _tuple(v) for k, v in raw.items() if k in names})
+            _check_kinds(manifest)
+            _check_paths(manifest)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise CheckpointError(f"a manifest cannot be read ({type(error).__name__}); nothing was touched.") from None
-        _check_paths(manifest)
         return manifest
 
 
@@ -128,6 +129,17 @@ def _entry(raw: Mapping[str, Any]) -> FileEntry:
     if len(entry.part_md5s) != max(1, -(-entry.size // entry.part_bytes)) or len(str(entry.sha256)) != 64:
         raise ValueError("hashes that do not fit")
     return entry
+
+
+def _check_kinds(manifest: Manifest) -> None:
+    texts = (manifest.id, manifest.run, manifest.attempt, manifest.name, manifest.path, manifest.storage_class or "")
+    whole = (manifest.level, manifest.put_ns, *(e.mtime_ns for e in manifest.files))
+    if not all(isinstance(text, str) for text in texts) or not all(isinstance(n, int) for n in whole):
+        raise ValueError("another kind of value")
+    if not isinstance(manifest.facts, dict) or not isinstance(manifest.links, dict):
+        raise ValueError("another kind of value")
+    if manifest.kind not in ("file", "folder"):
+        raise ValueError("neither a file nor a folder")
 
 
 def _check_paths(manifest: Manifest) -> None:

@@ -47,12 +47,18 @@ def open_store(
     if not separator or protocol in ("file", "local"):
         return LocalStore(rest if separator else url)
     options = dict(storage_options or {})
+    if protocol in _S3:
+        configured = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})
+        own = {"retries": {"total_max_attempts": 1}}
+        options["config_kwargs"] = {**own, **configured, **options.get("config_kwargs", {})}
     shown = scrub_url(url).rstrip("/")
     secrets = [*secrets_in(options), *secrets_in(fsspec.config.conf.get(protocol, {})), *_secrets_around(url)]
     fs, root = _file_system(url, shown, protocol, options)
     if not allow_plain_http:
         _check_tls(shown, _endpoint(fs, options))
     if protocol in _S3:
+        # Retries multiply: s3fs around botocore around ours would take minutes to say that a store is away.
+        fs.retries = 1
         bucket, _, prefix = root.partition("/")
         return S3Store(
             fs,

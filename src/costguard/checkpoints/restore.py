@@ -197,7 +197,8 @@ def _check_room(room: Room, manifest: Manifest, target: str) -> None:
     have = sum(fact.size for fact in room.files.scan(temp))
     free = room.files.free_bytes(os.path.dirname(target))
     if free + have < manifest.size_bytes:
-        raise OSError(errno.ENOSPC, f"{manifest.size_bytes - have} bytes are needed and {free} are free")
+        needed = manifest.size_bytes - have
+        raise OSError(errno.ENOSPC, f"no space left: {needed} bytes are needed and {free} are free")
 
 
 def _check_readable(room: Room, manifest: Manifest) -> None:
