@@ -85,8 +85,10 @@ def test_what_must_stay_is_not_let_go_whoever_asks(room: Room, mark: str) -> Non
         saved(room, "newest.ckpt", b"new")
         demote(room, id)
     record = room.inventory.get(id)
-    if mark != "newest":
-        room.inventory.save(replace(record, **{"complete": False} if mark == "unfinished" else {mark: True}))
+    if mark == "pinned":
+        room.inventory.pin(id)
+    elif mark != "newest":
+        room.inventory.update(record, **{"complete": False} if mark == "unfinished" else {mark: True})
     for move in (release, expire) if mark != "newest" else (expire,):
         with pytest.raises(RefusedError, match="stays"):
             move(room, id)  # type: ignore[operator]
@@ -392,6 +394,58 @@ def test_a_hot_folder_that_cannot_be_written_keeps_everything(room: Room, monkey
     monkeypatch.undo()
     recover(room)
     assert room.inventory.get(id).tier == "cold"
+
+
+def test_a_pin_that_comes_while_a_copy_is_made_holds(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for an upload to pin a checkpoint, and what the upload writes afterwards does not undo it."""
+    id = saved(room)
+    saved(room, "newest.ckpt")
+    store = room.cold
+    head = store.head
+
+    def slow(key: str) -> Any:
+        room.inventory.pin(id)
+        return head(key)
+
+    monkeypatch.setattr(store, "head", slow)
+    assert demote(room, id).pinned
+    with pytest.raises(RefusedError, match="it is pinned"):
+        release(room, id)
+    room.inventory.pin(id, False)
+    with pytest.raises(RefusedError, match="it is pinned"):
+        release(room, id)
+    assert path_of(room, "step=1.ckpt").exists()
+
+
+def test_files_that_others_deleted_do_not_count_as_the_newest(room: Room) -> None:
+    """A ghost in the inventory must not set the last real checkpoint free."""
+    id = saved(room)
+    saved(room, "newest.ckpt", id="ghost")
+    demote(room, id)
+    path_of(room, "newest.ckpt").unlink()
+    with pytest.raises(RefusedError, match="newest complete"):
+        release(room, id)
+    assert [r.id for r in room.inventory.records()] == sorted([id, "ghost"], key=lambda i: i == "ghost")
+    assert "by others" in recover(room).done[0]
+    assert [r.id for r in room.inventory.records()] == [id]
+
+
+def test_a_committed_copy_whose_objects_are_gone_is_made_anew(room: Room, tmp_path: Path) -> None:
+    """A manifest without its objects is a lost copy: while the hot one is there it is thrown away and sent again."""
+    id = saved(room)
+    saved(room, "newest.ckpt")
+    record = demote(room, id)
+    next((tmp_path / "cold" / "run-7" / id / "data").rglob("*.ckpt")).unlink()
+    room.inventory.update(record, state="demoting", attempt="lost")
+    assert len(recover(room).problems) == 1
+    assert (room.inventory.get(id).state, room.cold.listing("")) == ("hot", [])
+    demote(room, id)
+    release(room, id)
+    assert Path(restore(room, id)).read_bytes() == b"0123456789"
+    with pytest.raises(ConfigError, match="required"):
+        room_of(tmp_path, None, required=Level.NONE)
+    with pytest.raises(RefusedError):
+        replace(room, run="../other", _guard=threading.RLock())
 
 
 def test_without_a_cold_store_a_checkpoint_can_only_be_deleted(tmp_path: Path) -> None:

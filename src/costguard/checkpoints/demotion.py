@@ -6,7 +6,6 @@ import contextlib
 import os
 import pickletools
 from collections.abc import Iterator
-from dataclasses import replace
 
 from costguard.checkpoints.digest import Digest, expected_etag, part_bytes_for
 from costguard.checkpoints.faults import CheckpointError, MismatchError, RefusedError
@@ -39,7 +38,7 @@ def demote(room: Room, id: str) -> Record:
             raise RefusedError(f"checkpoint {id} is on its way already; recover first.")
         _check_demotable(room, record)
         attempt = room.new_id()
-        record = room.inventory.save(replace(record, state="demoting", attempt=attempt, problem=""))
+        record = room.inventory.update(record, state="demoting", attempt=attempt, problem="")
         try:
             manifest = _upload(room, record, attempt)
             return commit(room, record, manifest)
@@ -75,6 +74,8 @@ def release(room: Room, id: str) -> Record:
                 f"and {room.required.name} is asked for; its hot copy stays."
             )
         check_cold(room, record, room.committed(record))
+        # Looking took its time, in which somebody may have pinned it.
+        unprotected(room, room.inventory.get(id))
         return let_go(room, record)
 
 
@@ -96,12 +97,12 @@ def let_go(room: Room, record: Record) -> Record:
     What is at the path now and is not what was hashed is somebody else's, and stays.
     """
     if room.files.scan(record.path) == record.fingerprint:
-        record = room.inventory.save(replace(record, state="releasing"))
+        record = room.inventory.update(record, state="releasing")
         trash = room.trash(record)
         room.files.make_folder(os.path.dirname(trash))
         room.files.rename(record.path, trash)
     empty_trash(room, record)
-    return room.inventory.save(replace(record, state="cold", problem=""))
+    return room.inventory.update(record, state="cold", problem="")
 
 
 def empty_trash(room: Room, record: Record) -> None:
@@ -264,17 +265,15 @@ def commit(room: Room, record: Record, manifest: Manifest) -> Record:
 
 def committed_record(room: Room, record: Record, manifest: Manifest, sha256: str) -> Record:
     """Note that a cold copy is committed."""
-    return room.inventory.save(
-        replace(
-            record,
-            state="both",
-            attempt=None,
-            cold_since_ns=manifest.put_ns,
-            manifest_sha256=sha256,
-            level=manifest.level,
-            storage_class=manifest.storage_class,
-            problem="",
-        )
+    return room.inventory.update(
+        record,
+        state="both",
+        attempt=None,
+        cold_since_ns=manifest.put_ns,
+        manifest_sha256=sha256,
+        level=manifest.level,
+        storage_class=manifest.storage_class,
+        problem="",
     )
 
 
@@ -284,8 +283,8 @@ def _give_up(room: Room, record: Record, attempt: str, error: Exception) -> None
         found = room.read_manifest(record.id)
         if found is None or found[0].attempt != attempt:
             drop_attempt(room, record.id, attempt)
-            room.inventory.save(replace(record, state="hot", attempt=None, problem=str(error)[:500]))
+            room.inventory.update(record, state="hot", attempt=None, problem=str(error)[:500])
     except (CheckpointError, OSError):
         # It stays `demoting`, with the name of its attempt: recovery looks again.
         with contextlib.suppress(OSError):
-            room.inventory.save(replace(record, problem=str(error)[:500]))
+            room.inventory.update(record, problem=str(error)[:500])

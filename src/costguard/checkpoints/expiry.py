@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 
 from costguard.checkpoints.demotion import empty_trash
 from costguard.checkpoints.faults import CheckpointError
@@ -28,7 +27,7 @@ def expire(room: Room, id: str) -> None:
         record = room.inventory.get(id)
         if record.state != "expiring":
             unprotected(room, record)
-            record = room.inventory.save(replace(record, state="expiring"))
+            record = room.inventory.update(record, state="expiring")
         finish_expiry(room, record)
 
 

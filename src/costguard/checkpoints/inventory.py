@@ -174,9 +174,10 @@ class Inventory:
 
     def find(self, path: str) -> Record | None:
         """The newest checkpoint that was at a path, by its name or an alias, `None` if there was none."""
-        wanted = os.path.abspath(path)
-        folder, name = os.path.split(wanted)
-        named = [r for r in self.records() if r.path == wanted]
+        folder, name = os.path.split(os.path.abspath(path))
+        folder = self._files.real(folder)
+        places = (os.path.join(folder, name), self._files.real(path))
+        named = [r for r in self.records() if r.path in places]
         linked = [r for r in self.records() if os.path.dirname(r.path) == folder and name in r.aliases]
         found = named or linked
         return found[-1] if found else None
@@ -188,8 +189,13 @@ class Inventory:
         self._files.rename(path + ".tmp", path)
         return record
 
+    def update(self, record: Record, **changes: Any) -> Record:
+        """Change some fields of a record as it is now: what others have changed meanwhile stays."""
+        return self.save(replace(self.get(record.id), **changes))
+
     def remove(self, id: str) -> None:
         """Forget a checkpoint that is gone."""
+        self._files.remove(self._pin(id))
         self._files.remove(self._path(id))
 
     def adopt(self, path: str, id: str, **facts: Any) -> Record:
@@ -215,22 +221,50 @@ class Inventory:
         aliases = tuple(self._files.links_to(path))
         self._files.make_folder(self.folder)
         records = self.records()
-        for earlier in (r for r in records if r.path == path and r.state in ("hot", "both")):
+        for earlier in (r for r in records if r.path == path and r.state in ("hot", "both", "demoting")):
             if earlier.fingerprint == fingerprint:
-                return self.save(replace(earlier, aliases=aliases, **facts))
-            self._overwritten(earlier)
+                return self.update(earlier, aliases=aliases, **facts)
+            self._gone(earlier)
+        if facts.pop("pinned", False):
+            self._files.write(self._pin(id), b"")
         facts.setdefault("order", max((r.order for r in records), default=0) + 1)
         return self.save(Record(id=id, path=path, fingerprint=fingerprint, aliases=aliases, **facts))
 
-    def _overwritten(self, earlier: Record) -> None:
+    def _gone(self, earlier: Record) -> None:
+        """Its hot files are gone: it lives on in its cold copy, or not at all."""
         if earlier.state == "both":
-            self.save(replace(earlier, state="cold"))
-        else:
+            self.update(earlier, state="cold")
+        elif earlier.state == "hot":
             self.remove(earlier.id)
 
+    def there(self, record: Record) -> bool:
+        """Whether the hot files are those that were taken up."""
+        return record.tier != "cold" and self._files.scan(record.path) == record.fingerprint
+
+    def let_ghosts_go(self) -> list[Record]:
+        """Note which hot files were deleted or overwritten by others; where a whole folder is away nothing is noted."""
+        ghosts = [
+            record
+            for record in self.records()
+            if record.state in ("hot", "both")
+            and self._files.listing(os.path.dirname(record.path))
+            and not self.there(record)
+        ]
+        for record in ghosts:
+            self._gone(record)
+        return ghosts
+
     def pin(self, id: str, pinned: bool = True) -> Record:
-        """Pin a checkpoint, hot or cold, or take the pin away."""
-        return self.save(replace(self.get(id), pinned=pinned))
+        """Pin a checkpoint, hot or cold, or take the pin away.
+
+        A pin is a file of its own, so that it holds from now on whatever another process writes into the record.
+        """
+        record = self.get(id)
+        if pinned:
+            self._files.write(self._pin(id), b"")
+        else:
+            self._files.remove(self._pin(id))
+        return replace(record, pinned=pinned)
 
     def adopt_cold(self, manifest: Manifest, manifest_sha256: str) -> Record:
         """Take up a checkpoint of which only the cold copy is known."""
@@ -238,6 +272,8 @@ class Inventory:
         known = {f.name for f in fields(Record)}
         facts = {k: v for k, v in manifest.facts.items() if k in FACTS and k in known}
         facts.setdefault("order", 0)
+        if facts.pop("pinned", False):
+            self._files.write(self._pin(manifest.id), b"")
         files = tuple(FileFact(e.path, "file", e.size, e.mtime_ns) for e in manifest.files)
         return self.save(
             Record(
@@ -255,14 +291,15 @@ class Inventory:
         )
 
     def newest_complete(self) -> Record | None:
-        """The newest checkpoint whose save has ended, `None` if there is none."""
-        complete = [r for r in self.records() if r.complete and r.state != "expiring"]
-        return complete[-1] if complete else None
+        """The newest checkpoint whose save has ended and whose hot files are there, `None` if there is none."""
+        return next((r for r in reversed(self.records()) if r.complete and self.there(r)), None)
 
     def _load(self) -> tuple[list[Record], list[str]]:
         records: list[Record] = []
         problems: list[str] = []
-        for name in self._files.listing(self.folder):
+        names = self._files.listing(self.folder)
+        pins = {name[: -len(".pin")] for name in names if name.endswith(".pin")}
+        for name in names:
             if not name.endswith(".json"):
                 continue
             path = os.path.join(self.folder, name)
@@ -270,12 +307,15 @@ class Inventory:
                 record = Record.decode(self._files.read(path))
                 if record.id != name[: -len(".json")]:
                     raise CheckpointError("it is under another one's name")
-                records.append(record)
+                records.append(replace(record, pinned=record.id in pins))
             except CheckpointError as error:
                 problems.append(f"{path}: {error}; its checkpoint is left alone.")
             except FileNotFoundError:
                 continue
         return sorted(records, key=lambda r: (r.order, r.saved_ns, r.id)), problems
+
+    def _pin(self, id: str) -> str:
+        return os.path.join(self.folder, f"{id}.pin")
 
     def _path(self, id: str) -> str:
         return os.path.join(self.folder, f"{id}.json")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
@@ -46,6 +46,8 @@ def recover(room: Room) -> Recovery:
     told = Recovery()
     with room.hold():
         told.problems += room.inventory.problems()
+        for ghost in room.inventory.let_ghosts_go():
+            told.done.append(f"{ghost.id}: {ghost.path} was deleted or overwritten by others")
         for record in room.inventory.records():
             step = _STEPS.get(record.state)
             if step is None:
@@ -63,15 +65,38 @@ def _demoting(room: Room, record: Record, told: Recovery) -> None:
     found = room.read_manifest(record.id)
     if found is not None:
         manifest, sha256 = found
-        check_cold(room, record, manifest)
+        try:
+            check_cold(room, record, manifest)
+        except MismatchError:
+            discard_cold(room, record.id)
+            raise
         if manifest.attempt != attempt:
             drop_attempt(room, record.id, attempt)
         committed_record(room, record, manifest, sha256)
         told.done.append(f"{record.id}: its cold copy is committed")
         return
     drop_attempt(room, record.id, attempt)
-    room.inventory.save(replace(record, state="hot", attempt=None))
+    room.inventory.update(record, state="hot", attempt=None)
     told.done.append(f"{record.id}: its upload was thrown away")
+
+
+def discard_cold(room: Room, id: str) -> None:
+    """Throw away a cold copy that is not all there, so that it is made anew; only while the hot one is.
+
+    Args:
+        room: The run's checkpoints.
+        id: Which one.
+
+    Raises:
+        RefusedError: If there is no hot copy.
+    """
+    with room.hold():
+        record = room.inventory.get(id)
+        if not room.inventory.there(record):
+            raise RefusedError(f"checkpoint {id} has no hot copy; what there is of its cold one stays.")
+        room.inventory.update(record, state="demoting", attempt=record.attempt or "discarded")
+        delete_cold(room, id)
+        room.inventory.update(record, state="hot", attempt=None, cold_since_ns=None, manifest_sha256=None, level=0)
 
 
 def _releasing(room: Room, record: Record, told: Recovery) -> None:
@@ -87,7 +112,7 @@ def _releasing(room: Room, record: Record, told: Recovery) -> None:
             room.files.rename(room.trash(record), record.path)
             room.files.remove_folder(os.path.dirname(room.trash(record)))
         if room.files.scan(record.path) == record.fingerprint:
-            room.inventory.save(replace(record, state="both", problem=str(error)[:500]))
+            room.inventory.update(record, state="both", problem=str(error)[:500])
         raise
     let_go(room, record)
     told.done.append(f"{record.id}: its hot copy is gone")

@@ -6,7 +6,6 @@ import errno
 import hashlib
 import os
 import posixpath
-from dataclasses import replace
 
 from costguard.checkpoints.digest import md5_of
 from costguard.checkpoints.faults import ArchivedError, CheckpointError, MismatchError, RefusedError, StoreError
@@ -54,7 +53,7 @@ def restore(room: Room, id: str, to: str | None = None) -> str:
         else:
             _check_readable(room, manifest)
             if to is None:
-                record = room.inventory.save(replace(record, state="restoring"))
+                record = room.inventory.update(record, state="restoring")
             _fetch(room, record, manifest, target, own=to is None)
         return _arrived(room, record, target) if to is None else target
 
@@ -81,7 +80,7 @@ def _arrived(room: Room, record: Record, target: str) -> str:
     temp_gone(room, target, record.id)
     for name in record.aliases:
         room.files.link(os.path.basename(target), os.path.join(os.path.dirname(target), name))
-    room.inventory.save(replace(record, state="both", fingerprint=room.files.scan(target), problem=""))
+    room.inventory.update(record, state="both", fingerprint=room.files.scan(target), problem="")
     return target
 
 
@@ -96,7 +95,7 @@ def finish_restore(room: Room, record: Record) -> bool:
 def abandon_restore(room: Room, record: Record) -> None:
     """Throw away what an interrupted restore has brought so far."""
     temp_gone(room, record.path, record.id)
-    room.inventory.save(replace(record, state="cold"))
+    room.inventory.update(record, state="cold")
 
 
 def temp_gone(room: Room, target: str, id: str) -> None:
@@ -133,7 +132,7 @@ def _fetch(room: Room, record: Record, manifest: Manifest, target: str, *, own: 
             # A part that is kept would take the space that saving needs; a wrong one is of no use.
             remove_tree(room.files, temp)
             if own:
-                room.inventory.save(replace(record, state="cold", problem=str(error)[:500]))
+                room.inventory.update(record, state="cold", problem=str(error)[:500])
         if isinstance(error, OSError):
             raise StoreError("full" if full else "other", f"{target}: cannot be written: {error.strerror}.") from error
         raise

@@ -15,9 +15,10 @@ from costguard.checkpoints.digest import PART_BYTES
 from costguard.checkpoints.faults import CheckpointError, MismatchError, RefusedError
 from costguard.checkpoints.hot import HotFiles
 from costguard.checkpoints.inventory import Inventory, Record
-from costguard.checkpoints.manifest import Level, Manifest
+from costguard.checkpoints.manifest import Level, Manifest, check_relative
 from costguard.checkpoints.pace import Pace
 from costguard.checkpoints.store import Store
+from costguard.errors import config_error
 from costguard.prices.storage import StorageClass
 
 
@@ -55,6 +56,11 @@ class Room:
     now_ns: Callable[[], int] = time.time_ns
     _guard: threading.RLock = field(default_factory=threading.RLock)
     _depth: int = 0
+
+    def __post_init__(self) -> None:
+        check_relative(self.run)
+        if self.required < Level.SIZE:
+            raise config_error(f"Room(required={self.required!r}): expected SIZE, ETAG or CONTENT.")
 
     @property
     def cold(self) -> Store:

@@ -123,7 +123,7 @@ class LocalStore:
                 os.remove(begun)
                 raise StoreError("other", f"{self.url}: cannot write {key}: {written} bytes came instead of {size}.")
             os.replace(begun, path)
-            self._sync(os.path.dirname(path))
+            self._sync_above(path)
 
     def create(self, key: str, data: bytes) -> bool:
         """Write beside the place, flush, then link it there: a name is linked once only."""
@@ -140,7 +140,7 @@ class LocalStore:
                 return self._create_unlinked(path, data)
             finally:
                 os.remove(begun)
-            self._sync(os.path.dirname(path))
+            self._sync_above(path)
         return True
 
     def _create_unlinked(self, path: str, data: bytes) -> bool:
@@ -225,6 +225,12 @@ class LocalStore:
             file.flush()
             os.fsync(file.fileno())
         return written
+
+    def _sync_above(self, path: str) -> None:
+        """Flush the names of a file and of the folders that may have been made for it."""
+        while len(path) > len(self.root):
+            path = os.path.dirname(path)
+            self._sync(path)
 
     @staticmethod
     def _sync(path: str) -> None:

@@ -133,7 +133,8 @@ def plan(history: History, retention: Retention, now_ns: int, tiers: Tiers | Non
 
 def _guards(history: History, keep_hot: int) -> dict[str, Decision]:
     """What nothing may touch, whatever the rules say."""
-    newest = {c.id for c in history.candidates()[-keep_hot:]}
+    hot = [c for c in history.candidates() if c.tier != "cold"]
+    newest = {c.id for c in [*hot[-keep_hot:], *history.candidates()[-keep_hot:]]}
     kept: dict[str, Decision] = {}
     for c in history.checkpoints:
         for holds, rule, reason in (
