@@ -218,6 +218,22 @@ def test_a_device_or_a_link_is_no_checkpoint(room: Room) -> None:
         room.inventory.adopt(str(path_of(room, "none")), "a")
 
 
+@pytest.mark.parametrize("odd", ["link", "backslash"])
+def test_what_a_restore_would_refuse_is_not_sent(room: Room, odd: str) -> None:
+    """A link out of the folder, a name with a backslash: said before anything is uploaded."""
+    folder = path_of(room, "step=1.ckpt")
+    folder.mkdir()
+    (folder / "a").write_bytes(b"a")
+    if odd == "link":
+        (folder / "out").symlink_to("/etc/passwd")
+    else:
+        (folder / "a\\b").write_bytes(b"b")
+    room.inventory.adopt(str(folder), "a")
+    with pytest.raises(RefusedError, match="leads out of the checkpoint"):
+        demote(room, "a")
+    assert (room.inventory.get("a").state, room.cold.listing("")) == ("hot", [])
+
+
 class Cutting(HotFiles):
     """A disk on which a file is cut while it is read."""
 

@@ -11,7 +11,7 @@ from costguard.checkpoints.digest import Digest, expected_etag, part_bytes_for
 from costguard.checkpoints.faults import CheckpointError, MismatchError, RefusedError
 from costguard.checkpoints.hot import FileFact, remove_tree
 from costguard.checkpoints.inventory import FACTS, Record, check_kinds
-from costguard.checkpoints.manifest import FileEntry, Level, Manifest
+from costguard.checkpoints.manifest import FileEntry, Level, Manifest, check_paths
 from costguard.checkpoints.room import Room, drop_attempt, unprotected
 
 
@@ -125,7 +125,13 @@ def _check_demotable(room: Room, record: Record) -> None:
     if room.files.scan(record.path) != record.fingerprint:
         raise RefusedError(f"{record.path} has changed since it was taken up as {record.id}; nothing was moved.")
     check_kinds(record.path, record.fingerprint)
+    # What a restore would refuse is not sent.
+    check_paths(_manifest(room, record, "none", [_unhashed(f) for f in record.fingerprint if f.kind == "file"], 0))
     check_shards(room, record)
+
+
+def _unhashed(fact: FileFact) -> FileEntry:
+    return FileEntry(path=fact.path, size=0, sha256="", part_bytes=1, part_md5s=(), mtime_ns=0)
 
 
 def check_shards(room: Room, record: Record) -> None:
@@ -169,11 +175,15 @@ def _upload(room: Room, record: Record, attempt: str) -> Manifest:
             entries.append(entry)
     if room.files.scan(record.path) != record.fingerprint:
         raise RefusedError(f"{record.path} was changed while it was being copied; nothing was moved.")
+    return _manifest(room, record, attempt, entries, level)
+
+
+def _manifest(room: Room, record: Record, attempt: str, entries: list[FileEntry], level: int) -> Manifest:
     return Manifest(
         id=record.id,
         run=room.run,
         attempt=attempt,
-        name=name,
+        name=os.path.basename(record.path),
         kind="folder" if record.fingerprint[0].kind == "folder" else "file",
         path=record.path,
         files=tuple(entries),

@@ -111,7 +111,7 @@ class Manifest:
             names = {f.name for f in fields(Manifest)}
             manifest = Manifest(files=entries, **{k: _tuple(v) for k, v in raw.items() if k in names})
             _check_kinds(manifest)
-            _check_paths(manifest)
+            check_paths(manifest)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise CheckpointError(f"a manifest cannot be read ({type(error).__name__}); nothing was touched.") from None
         return manifest
@@ -142,8 +142,12 @@ def _check_kinds(manifest: Manifest) -> None:
         raise ValueError("neither a file nor a folder")
 
 
-def _check_paths(manifest: Manifest) -> None:
-    """Refuse whatever would be read or written outside of the checkpoint."""
+def check_paths(manifest: Manifest) -> None:
+    """Refuse whatever would be read or written outside of the checkpoint.
+
+    Raises:
+        RefusedError: If a name is a path, a path climbs, or a link leads out.
+    """
     _check_name(manifest.id)
     _check_name(manifest.attempt)
     for name in (manifest.name, *manifest.aliases):

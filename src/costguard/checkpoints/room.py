@@ -40,6 +40,7 @@ class Room:
         part_bytes: Bytes of one part.
         pace: Bandwidth.
         storage_class: Prices of the cold class, `None` if unknown.
+        keep_newest: Whether the newest complete checkpoint never leaves the hot disk; off for an archive.
         new_id: Makes names of attempts.
         now_ns: Wall clock, ns since the epoch.
     """
@@ -52,6 +53,7 @@ class Room:
     part_bytes: int = PART_BYTES
     pace: Pace = field(default_factory=Pace)
     storage_class: StorageClass | None = None
+    keep_newest: bool = True
     new_id: Callable[[], str] = new_id
     now_ns: Callable[[], int] = time.time_ns
     _guard: threading.RLock = field(default_factory=threading.RLock)
@@ -160,7 +162,7 @@ def unprotected(room: Room, record: Record) -> None:
     Raises:
         RefusedError: If it must.
     """
-    newest = room.inventory.newest_complete()
+    newest = room.inventory.newest_complete() if room.keep_newest else None
     for holds, why in (
         (record.pinned, "it is pinned"),
         (record.resumed_from, "this run was resumed from it"),
