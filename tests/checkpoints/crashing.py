@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from costguard.checkpoints.faults import StoreError
 from costguard.checkpoints.hot import HotFiles
 from costguard.checkpoints.inventory import Inventory
 from costguard.checkpoints.manifest import Level
@@ -55,7 +56,7 @@ class CrashStore:
     """One tier's verbs, each of them numbered, one of them the last.
 
     Ways to die: `before` it, `after` it, `torn` (half of the bytes are written; of an upload, its parts and never its
-    end), `short` (half an object under its full name, as a careless store leaves it).
+    end, `short` (half an object under its full name, as a careless store leaves it).
     """
 
     def __init__(self, inner: Any, fate: Fate) -> None:
@@ -74,19 +75,17 @@ class CrashStore:
             if fate.dead:
                 raise Died
             fate.names.append(name)
+            if fate.how == "away":
+                if fate.at and len(fate.names) >= fate.at and isinstance(self._inner, LocalStore):
+                    raise StoreError("away", "the store is away")
+                return self._seen(name, verb(*arguments), arguments)
             last = len(fate.names) == fate.at
             if last and fate.how != "after":
                 if fate.how != "before":
                     self._tear(name, verb, arguments)
                 fate.die()
             result = verb(*arguments)
-            if name == "lock":
-                fate.locks.append(result)
-            elif name == "unlock":
-                fate.locks.remove(arguments[0])
-            elif name == "scan":
-                # Copies of a state have other inodes; that a changed inode is noticed has a test of its own.
-                result = tuple(replace(fact, inode=0) for fact in result)
+            result = self._seen(name, result, arguments)
             if fate.dead:
                 raise Died
             if last:
@@ -94,6 +93,16 @@ class CrashStore:
             return result
 
         return call
+
+    def _seen(self, name: str, result: Any, arguments: tuple[Any, ...]) -> Any:
+        if name == "lock":
+            self._fate.locks.append(result)
+        elif name == "unlock":
+            self._fate.locks.remove(arguments[0])
+        elif name == "scan":
+            # Copies of a state have other inodes; that a changed inode is noticed has a test of its own.
+            return tuple(replace(fact, inode=0) for fact in result)
+        return result
 
     def _tear(self, name: str, verb: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         if name in ("write", "append"):
