@@ -56,7 +56,8 @@ class CrashStore:
     """One tier's verbs, each of them numbered, one of them the last.
 
     Ways to die: `before` it, `after` it, `torn` (half of the bytes are written; of an upload, its parts and never its
-    end, `short` (half an object under its full name, as a careless store leaves it).
+    end), `short` (half an object under its full name, as a careless store leaves it). Or nobody dies, and the cold
+    store is `away` from there on.
     """
 
     def __init__(self, inner: Any, fate: Fate) -> None:

@@ -8,6 +8,7 @@ import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Future
+from email.utils import parsedate_to_datetime
 from itertools import islice
 from typing import Any, Final
 
@@ -224,6 +225,17 @@ class S3Store:
         except StoreError as error:
             if code_of(error) != "RestoreAlreadyInProgress":
                 raise
+
+    def versioned(self) -> bool:
+        """Whether the bucket keeps what is deleted."""
+        found = self._do("get_bucket_versioning", "ask for versioning", Bucket=self._bucket)
+        return str(found.get("Status", "")) in ("Enabled", "Suspended")
+
+    def server_ns(self) -> int | None:
+        """The server's clock, ns since the epoch, `None` if it does not tell."""
+        found = self._do("list_objects_v2", "ask for its clock", MaxKeys=1, **self._below(""))
+        date = found.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+        return round(parsedate_to_datetime(date).timestamp()) * 1_000_000_000 if date else None
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
