@@ -162,7 +162,7 @@ class World:
         """The same for two states that differ in nothing that matters: names of attempts and times of half a file."""
         lines: list[str] = []
         for path in sorted(self.root.rglob("*")):
-            name = re.sub(r"upload-[0-9a-f]{8}", "upload-X", str(path.relative_to(self.root)))
+            name = re.sub(r"upload-[0-9a-f]{16}", "upload-X", str(path.relative_to(self.root)))
             if path.is_symlink():
                 lines.append(f"{name} -> {os.readlink(path)}")
             elif path.is_dir():

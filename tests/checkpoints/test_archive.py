@@ -47,7 +47,7 @@ def test_a_folder_is_archived_listed_and_restored(store: Store, tmp_path: Path) 
 
     other = archive_of(tmp_path / "elsewhere", store)
     (found,) = archived(other)
-    assert (found.path, found.size_bytes) == (str(tmp_path / "corpus"), 5101)
+    assert (found.origin, found.size_bytes) == (str(tmp_path / "corpus"), 5101)
     restore(other, found.id, str(tmp_path / "back"))
     assert {name: (tmp_path / "back" / name).read_bytes() for name in content} == content
 

@@ -109,7 +109,7 @@ def littered(root: Path, kinds: list[str]) -> Truth:
     truth = make(root, kinds)
     each(truth, demote, release)(World(root).room)
     cold = root / "cold" / "r"
-    for name in ("id0/data/dead/a", "id0/data/dead/b", "lost/data/dead/a", "lost/data/dead/c.upload-0a0b0c0d"):
+    for name in ("id0/data/dead/a", "id0/data/dead/b", "lost/data/dead/a", "lost/data/dead/c.upload-0a0b0c0d0a0b0c0d"):
         (cold / name).parent.mkdir(parents=True, exist_ok=True)
         (cold / name).write_bytes(b"orphan")
     shutil.copytree(cold / "id0", cold / "half")

@@ -33,7 +33,7 @@ from costguard.checkpoints.hot import HotFiles
 from costguard.checkpoints.inventory import Inventory
 from costguard.checkpoints.manifest import FileEntry, Level, Manifest
 from costguard.checkpoints.pace import Pace, TransferThread
-from costguard.checkpoints.recovery import collect, find_orphans, recover
+from costguard.checkpoints.recovery import collect, find_orphans, rebuild, recover
 from costguard.checkpoints.restore import check_copy, restore
 from costguard.checkpoints.room import Room
 from costguard.checkpoints.store import LocalStore
@@ -532,6 +532,40 @@ def test_whatever_a_manifest_holds_it_is_read_or_refused(data: Any, field: str) 
     for text in texts:
         with contextlib.suppress(CheckpointError):
             assert Manifest.decode(json.dumps(text).encode()).encode()
+
+
+def test_a_manifest_does_not_choose_where_it_is_restored_to(room: Room, tmp_path: Path) -> None:
+    """A run that is rebuilt from its cold store comes back beside its own inventory, whatever the manifest says."""
+    id = demoted(room)
+    manifest = tmp_path / "cold" / room.manifest_key(id)
+    for evil in (str(tmp_path / "home" / "authorized_keys"), str(tmp_path / "hot" / "inventory" / "x.json")):
+        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"path": evil}))
+        room.inventory.remove(id)
+        (record,) = rebuild(room)
+        assert (record.path, record.origin) == (str(path_of(room, "step=1.ckpt")), evil)
+    assert restore(room, id) == str(path_of(room, "step=1.ckpt"))
+    assert not (tmp_path / "home").exists()
+
+
+def test_the_folder_of_a_run_can_be_moved(room: Room, tmp_path: Path) -> None:
+    """Hot and cold checkpoints are found and moved where the folder is now."""
+    id = demoted(room)
+    (tmp_path / "hot").rename(tmp_path / "moved")
+    moved = room_of(tmp_path / "moved", room.store, part_bytes=4)
+    assert restore(moved, id) == str(tmp_path / "moved" / "step=1.ckpt")
+    assert recover(moved).done == []
+    assert moved.inventory.newest_complete().path == str(tmp_path / "moved" / "newest.ckpt")  # type: ignore[union-attr]
+
+
+def test_a_name_that_looks_like_an_unfinished_upload_is_not_taken(room: Room) -> None:
+    """Else the next collection would throw a committed file away."""
+    id = saved(room, "a.upload-0123456789abcdef")
+    saved(room, "b.upload-0123", id="b")
+    with pytest.raises(StoreError, match="rename the file"):
+        demote(room, id)
+    demote(room, "b")
+    collect(room)
+    assert check_copy(room, "b") == 10
 
 
 def test_a_restore_never_writes_through_a_link(room: Room, tmp_path: Path) -> None:

@@ -237,14 +237,14 @@ def test_a_failed_run_expires_sooner_where_asked_to() -> None:
 
 
 def test_a_move_that_costs_more_than_it_saves_is_not_made() -> None:
-    """Glacier IR bills 90 days: below 16.4 days left, requests included, it is cheaper to stay."""
+    """Glacier IR bills 90 days: below 17.2 days left, requests included, it is cheaper to stay."""
     tiers = Tiers(hot=STANDARD, cold=IR)
     old = Checkpoint(id="old", step=1, saved_ns=WEEK_1, size_bytes=84 * 10**9)
     wanted = {"expire_after_ns": 30 * DAY_NS}
     staying = decision(old, WEEK_1 + 15 * DAY_NS, tiers, **wanted)
     assert (staying.move, staying.rule) == (Move.KEEP, "break_even")
-    assert "GLACIER_IR would not pay within the 15.0 days it has left; it would take 16.4 days" in staying.reason
-    assert decision(old, WEEK_1 + 13 * DAY_NS, tiers, **wanted).move is Move.DEMOTE
+    assert "GLACIER_IR would not pay within the 15.0 days it has left; it would take 17.2 days" in staying.reason
+    assert decision(old, WEEK_1 + 12 * DAY_NS, tiers, **wanted).move is Move.DEMOTE
     forever = decision(old, WEEK_1, tiers)
     assert forever.move is Move.DEMOTE
     assert forever.usd_saved_per_month == 84 * (STANDARD.month_usd(10**9) - IR.month_usd(10**9))

@@ -54,6 +54,7 @@ class Record:
         level: How far its cold copy was verified.
         storage_class: Class of its cold copy.
         problem: What went wrong last, empty if nothing did.
+        origin: Where a checkpoint that was found in the cold store says it was; shown, never written to.
     """
 
     id: str
@@ -78,6 +79,7 @@ class Record:
     level: int = 0
     storage_class: str | None = None
     problem: str = ""
+    origin: str = ""
 
     @property
     def tier(self) -> Tier:
@@ -152,6 +154,7 @@ class Inventory:
     def __init__(self, folder: str, files: HotFiles) -> None:
         self.folder = folder
         self._files = files
+        self._real_base: str | None = None
 
     def records(self) -> list[Record]:
         """All readable records, from the oldest to the newest."""
@@ -185,7 +188,9 @@ class Inventory:
     def save(self, record: Record) -> Record:
         """Write a record in place of the one before it; whole or not at all."""
         path = self._path(record.id)
-        self._files.write(path + ".tmp", record.encode())
+        below = record.path.startswith(self._base + os.sep)
+        kept = replace(record, path=os.path.relpath(record.path, self._base)) if below else record
+        self._files.write(path + ".tmp", kept.encode())
         self._files.rename(path + ".tmp", path)
         return record
 
@@ -267,7 +272,11 @@ class Inventory:
         return replace(record, pinned=pinned)
 
     def adopt_cold(self, manifest: Manifest, manifest_sha256: str) -> Record:
-        """Take up a checkpoint of which only the cold copy is known."""
+        """Take up a checkpoint of which only the cold copy is known.
+
+        It comes back beside the inventory, whatever path its manifest names: whoever can write to the store shall
+        not choose where on this disk something is written.
+        """
         self._files.make_folder(self.folder)
         known = {f.name for f in fields(Record)}
         facts = {k: v for k, v in manifest.facts.items() if k in FACTS and k in known}
@@ -278,7 +287,8 @@ class Inventory:
         return self.save(
             Record(
                 id=manifest.id,
-                path=manifest.path,
+                path=self._place(manifest),
+                origin=manifest.path,
                 state="cold",
                 fingerprint=files,
                 aliases=manifest.aliases,
@@ -307,12 +317,25 @@ class Inventory:
                 record = Record.decode(self._files.read(path))
                 if record.id != name[: -len(".json")]:
                     raise CheckpointError("it is under another one's name")
-                records.append(replace(record, pinned=record.id in pins))
+                whole = os.path.join(self._base, record.path)
+                records.append(replace(record, path=whole, pinned=record.id in pins))
             except CheckpointError as error:
                 problems.append(f"{path}: {error}; its checkpoint is left alone.")
             except FileNotFoundError:
                 continue
         return sorted(records, key=lambda r: (r.order, r.saved_ns, r.id)), problems
+
+    @property
+    def _base(self) -> str:
+        """The folder beside which all is kept; paths below it are kept relative, so that it can be moved."""
+        if self._real_base is None:
+            self._real_base = os.path.dirname(self._files.real(self.folder))
+        return self._real_base
+
+    def _place(self, manifest: Manifest) -> str:
+        below = self._files.real(manifest.path).startswith(self._base + os.sep)
+        inside = self._files.real(manifest.path).startswith(self._files.real(self.folder) + os.sep)
+        return manifest.path if below and not inside else os.path.join(self._base, manifest.name)
 
     def _pin(self, id: str) -> str:
         return os.path.join(self.folder, f"{id}.pin")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -93,7 +94,8 @@ class Store(Protocol):
         ...
 
 
-_UPLOAD = ".upload-"
+_UPLOAD = re.compile(r".*\.upload-[0-9a-f]{16}", re.DOTALL)
+"""A file that has not got its name yet; a key that looks like one is not taken."""
 
 
 class LocalStore:
@@ -109,10 +111,10 @@ class LocalStore:
 
     def put(self, key: str, parts: Iterable[bytes], size: int) -> None:
         """Write beside the place, flush, then give it its name."""
-        path = self._path(key)
+        path = self._new_path(key)
         with self._told(f"write {key}"):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            begun = f"{path}{_UPLOAD}{secrets.token_hex(4)}"
+            begun = f"{path}.upload-{secrets.token_hex(8)}"
             try:
                 written = self._write(begun, parts)
             except Exception:
@@ -127,10 +129,10 @@ class LocalStore:
 
     def create(self, key: str, data: bytes) -> bool:
         """Write beside the place, flush, then link it there: a name is linked once only."""
-        path = self._path(key)
+        path = self._new_path(key)
         with self._told(f"write {key}"):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            begun = f"{path}{_UPLOAD}{secrets.token_hex(4)}"
+            begun = f"{path}.upload-{secrets.token_hex(8)}"
             self._write(begun, [data])
             try:
                 os.link(begun, path)
@@ -168,7 +170,7 @@ class LocalStore:
 
     def listing(self, prefix: str) -> list[str]:
         """All finished files below a prefix."""
-        return [key for key in self._all(prefix) if _UPLOAD not in key.rsplit("/", 1)[-1]]
+        return [key for key in self._all(prefix) if not _UPLOAD.fullmatch(key)]
 
     def delete(self, key: str) -> None:
         """Remove a file, and the folders that it leaves empty."""
@@ -186,7 +188,7 @@ class LocalStore:
 
     def uploads(self, prefix: str) -> list[Upload]:
         """Files that were begun and never got their name."""
-        return [Upload(key, key) for key in self._all(prefix) if _UPLOAD in key.rsplit("/", 1)[-1]]
+        return [Upload(key, key) for key in self._all(prefix) if _UPLOAD.fullmatch(key)]
 
     def abort(self, upload: Upload) -> None:
         """Remove what was begun."""
@@ -215,6 +217,11 @@ class LocalStore:
         if not path.startswith(self.root + os.sep):
             raise StoreError("other", f"{self.url}: the key {key!r} leads out of the store.")
         return path
+
+    def _new_path(self, key: str) -> str:
+        if _UPLOAD.fullmatch(key):
+            raise StoreError("other", f"{self.url}: the key {key!r} looks like an unfinished upload; rename the file.")
+        return self._path(key)
 
     @staticmethod
     def _write(path: str, parts: Iterable[bytes]) -> int:

@@ -77,7 +77,7 @@ class Tiers:
     hot: StorageClass | None = None
     cold: StorageClass | None = None
     has_cold: bool = True
-    part_bytes: int = 32 << 20
+    part_bytes: int = 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
