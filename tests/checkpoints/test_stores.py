@@ -307,3 +307,12 @@ def test_the_expected_tag_is_that_of_one_part_or_of_many() -> None:
     joined = hashlib.md5(hashlib.md5(b"aaaaa").digest() + hashlib.md5(b"b").digest()).hexdigest()
     assert expected_etag(digest.part_md5s) == f"{joined}-2"
     assert (digest.sha256, digest.size) == (hashlib.sha256(b"aaaaab").hexdigest(), 6)
+
+
+@pytest.mark.slow
+def test_more_objects_than_one_page_are_all_listed(moto_endpoint: str) -> None:
+    """A list of S3 has a thousand keys at most: what is behind them must not read as gone."""
+    store = s3_store(moto_endpoint)
+    for number in range(1_005):
+        store.put(f"r/{number:05}", [b"x"], 1)
+    assert len(store.listing("r/")) == 1_005
