@@ -557,6 +557,20 @@ def test_the_folder_of_a_run_can_be_moved(room: Room, tmp_path: Path) -> None:
     assert moved.inventory.newest_complete().path == str(tmp_path / "moved" / "newest.ckpt")  # type: ignore[union-attr]
 
 
+def test_a_copy_that_was_only_moved_aside_comes_back_without_the_store(room: Room) -> None:
+    """Killed between the rename and the deletion, with the store away: a resume needs neither."""
+    id = saved(room)
+    saved(room, "newest.ckpt")
+    record = demote(room, id)
+    room.inventory.update(record, state="releasing")
+    os.makedirs(os.path.dirname(room.trash(record)))
+    os.rename(record.path, room.trash(record))
+    room.store = None
+    assert restore(room, id) == record.path
+    assert path_of(room, "step=1.ckpt").read_bytes() == b"0123456789"
+    assert (room.inventory.get(id).state, recover(room).done) == ("both", [])
+
+
 def test_a_name_that_looks_like_an_unfinished_upload_is_not_taken(room: Room) -> None:
     """Else the next collection would throw a committed file away."""
     id = saved(room, "a.upload-0123456789abcdef")

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rooms import MIB, file_system, options, room_of, s3_store, saved
+from rooms import MIB, file_system, options, path_of, room_of, s3_store, saved
 
 from costguard.checkpoints.demotion import demote, release
 from costguard.checkpoints.digest import Digest, expected_etag, part_bytes_for
 from costguard.checkpoints.expiry import expire
-from costguard.checkpoints.faults import ArchivedError, StoreError
+from costguard.checkpoints.faults import ArchivedError, MismatchError, StoreError
 from costguard.checkpoints.manifest import Level
 from costguard.checkpoints.recovery import collect, find_orphans, rebuild
 from costguard.checkpoints.remote import open_store
@@ -148,6 +148,18 @@ def test_a_multipart_copy_has_the_expected_tag(endpoint: str, tmp_path: Path) ->
     assert (record.state, record.level) == ("both", Level.ETAG)
     assert release(room, id).state == "cold"
     assert hashlib.sha256(Path(restore(room, id)).read_bytes()).digest() == hashlib.sha256(data).digest()
+
+
+def test_an_object_that_was_replaced_after_the_commit_keeps_the_hot_copy(endpoint: str, tmp_path: Path) -> None:
+    """Same size, another tag: a fresh look before the deletion tells."""
+    room = room_of(tmp_path, s3_store(endpoint))
+    id = saved(room, "old.ckpt", b"0123456789")
+    saved(room, "newer.ckpt")
+    demote(room, id)
+    room.cold.put(room.data_key(room.committed(room.inventory.get(id)), ""), [b"9876543210"], 10)
+    with pytest.raises(MismatchError, match="another tag"):
+        release(room, id)
+    assert path_of(room, "old.ckpt").exists()
 
 
 def test_an_upload_that_was_left_is_found_and_aborted(endpoint: str, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def release(room: Room, id: str) -> Record:
 
 
 def check_cold(room: Room, record: Record, manifest: Manifest) -> None:
-    """Look afresh at every object of a cold copy.
+    """Look afresh at every object of a cold copy: its size, and its tag where that was what proved it.
 
     Raises:
         MismatchError: If one is missing or another one.
@@ -88,7 +88,9 @@ def check_cold(room: Room, record: Record, manifest: Manifest) -> None:
     if room.cold.head(room.tombstone_key(record.id)) is not None:
         raise MismatchError(f"{record.id}: its cold copy is being deleted.")
     for entry in manifest.files:
-        verify(room, room.data_key(manifest, entry.path), entry, Level.SIZE)
+        key = room.data_key(manifest, entry.path)
+        if verify(room, key, entry, Level.SIZE) < Level.ETAG == manifest.level:
+            raise MismatchError(f"{room.cold.url}: {key} has another tag than it had; the hot copy stays.")
 
 
 def let_go(room: Room, record: Record) -> Record:
@@ -103,6 +105,15 @@ def let_go(room: Room, record: Record) -> Record:
         room.files.rename(record.path, trash)
     empty_trash(room, record)
     return room.inventory.update(record, state="cold", problem="")
+
+
+def bring_back(room: Room, record: Record) -> bool:
+    """Give a hot copy that was moved aside, and is whole, its name again; says whether it has it."""
+    trash = room.trash(record)
+    if room.files.scan(trash) == record.fingerprint and not room.files.scan(record.path):
+        room.files.rename(trash, record.path)
+        room.files.remove_folder(os.path.dirname(trash))
+    return room.files.scan(record.path) == record.fingerprint
 
 
 def empty_trash(room: Room, record: Record) -> None:

@@ -176,12 +176,13 @@ class Inventory:
         raise CheckpointError(f"no checkpoint {id!r} in {self.folder}; `costguard ckpt ls` names those there are.")
 
     def find(self, path: str) -> Record | None:
-        """The newest checkpoint that was at a path, by its name or an alias, `None` if there was none."""
+        """The newest checkpoint that was at a path, by its name or an alias, `None` if there is none any more."""
         folder, name = os.path.split(os.path.abspath(path))
         folder = self._files.real(folder)
         places = (os.path.join(folder, name), self._files.real(path))
-        named = [r for r in self.records() if r.path in places]
-        linked = [r for r in self.records() if os.path.dirname(r.path) == folder and name in r.aliases]
+        records = [r for r in self.records() if r.state != "expiring"]
+        named = [r for r in records if r.path in places]
+        linked = [r for r in records if os.path.dirname(r.path) == folder and name in r.aliases]
         found = named or linked
         return found[-1] if found else None
 

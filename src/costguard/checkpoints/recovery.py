@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
-from costguard.checkpoints.demotion import check_cold, committed_record, let_go
+from costguard.checkpoints.demotion import bring_back, check_cold, committed_record, let_go
 from costguard.checkpoints.expiry import delete_cold, finish_expiry
 from costguard.checkpoints.faults import CheckpointError, MismatchError, RefusedError
 from costguard.checkpoints.inventory import Record
@@ -101,17 +101,12 @@ def discard_cold(room: Room, id: str) -> None:
 
 def _releasing(room: Room, record: Record, told: Recovery) -> None:
     """The cold copy is all there: go on. It is not: what was moved aside whole comes back."""
-    aside = room.files.scan(room.trash(record))
-    whole = aside == record.fingerprint
     try:
-        if not aside and room.files.scan(record.path):
+        if not room.files.scan(room.trash(record)) and room.files.scan(record.path):
             unprotected(room, record)
         check_cold(room, record, room.committed(record))
     except (MismatchError, RefusedError) as error:
-        if whole and not room.files.scan(record.path):
-            room.files.rename(room.trash(record), record.path)
-            room.files.remove_folder(os.path.dirname(room.trash(record)))
-        if room.files.scan(record.path) == record.fingerprint:
+        if bring_back(room, record):
             room.inventory.update(record, state="both", problem=str(error)[:500])
         raise
     let_go(room, record)

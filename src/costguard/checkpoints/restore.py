@@ -7,6 +7,7 @@ import hashlib
 import os
 import posixpath
 
+from costguard.checkpoints.demotion import bring_back
 from costguard.checkpoints.digest import md5_of
 from costguard.checkpoints.faults import ArchivedError, CheckpointError, MismatchError, RefusedError, StoreError
 from costguard.checkpoints.hot import remove_tree
@@ -37,11 +38,13 @@ def restore(room: Room, id: str, to: str | None = None) -> str:
     """
     with room.hold():
         record = room.inventory.get(id)
-        if to is None and record.state in ("hot", "both", "demoting"):
-            if room.files.scan(record.path) == record.fingerprint:
-                return record.path
+        if record.state == "releasing" and bring_back(room, record):
+            # Its hot copy had only been moved aside: no store is needed, which may be away.
+            record = room.inventory.update(record, state="both")
         if record.state in ("releasing", "expiring"):
             raise RefusedError(f"checkpoint {id} is {record.state}; recover first.")
+        if to is None and room.inventory.there(record):
+            return record.path
         if record.cold_since_ns is None:
             raise RefusedError(f"checkpoint {id} has no cold copy to be restored from.")
         manifest = room.committed(record)
