@@ -38,5 +38,6 @@ fix: setup ## Format and mend what can be mended
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup ## Measure the overhead per step against Lightning's own ThroughputMonitor
+bench: setup ## Measure the overhead per step against Lightning's own ThroughputMonitor, and score forecasts
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/forecasts.py

@@ -61,6 +61,17 @@ class Tiny(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 
+class Multiplying(Tiny):
+    """With a layer of 8 inputs and 4 outputs, whose products are counted."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.head = nn.Linear(8, 4)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) + self.head(batch.float()).mean()
+
+
 def token_batches(batches: int) -> list[Tensor]:
     """Batches of 2 x 8 tokens."""
     return [torch.ones(2, 8, dtype=torch.int64)] * batches

@@ -12,14 +12,18 @@ from typing import TYPE_CHECKING, Any
 from costguard.ledger import process_time as _process_time  # noqa: F401 - registers the exit handler early
 
 if TYPE_CHECKING:
-    from costguard.errors import ConfigError, CostguardError, CostguardWarning, RunNotFoundError
+    from costguard.errors import ConfigError, CostguardError, CostguardWarning, RunNotFoundError, StartRefused
+    from costguard.lightning.budget_stopping import BudgetStopping
     from costguard.lightning.cost_monitor import CostMonitor
+    from costguard.policies.budget import Budget, Threshold
     from costguard.prices import Price, PriceBook
     from costguard.reports.receipt import Receipt, load_receipt
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Budget": "costguard.policies.budget",
+    "BudgetStopping": "costguard.lightning.budget_stopping",
     "ConfigError": "costguard.errors",
     "CostMonitor": "costguard.lightning.cost_monitor",
     "CostguardError": "costguard.errors",
@@ -28,10 +32,14 @@ _HOMES = {
     "PriceBook": "costguard.prices",
     "Receipt": "costguard.reports.receipt",
     "RunNotFoundError": "costguard.errors",
+    "StartRefused": "costguard.errors",
+    "Threshold": "costguard.policies.budget",
     "load_receipt": "costguard.reports.receipt",
 }
 
 __all__ = [
+    "Budget",
+    "BudgetStopping",
     "ConfigError",
     "CostMonitor",
     "CostguardError",
@@ -40,6 +48,8 @@ __all__ = [
     "PriceBook",
     "Receipt",
     "RunNotFoundError",
+    "StartRefused",
+    "Threshold",
     "__version__",
     "load_receipt",
 ]

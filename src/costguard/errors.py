@@ -3,7 +3,9 @@
 CostguardError
 ├── ConfigError        an argument, environment variable or option has a value that cannot be used
 ├── RunNotFoundError   a folder or URL holds no run, several runs, or something that is not ours
-└── JournalError       a journal cannot be created where it was asked for
+├── JournalError       a journal cannot be created where it was asked for
+└── PotError           a shared budget cannot be read, or does not allow what was asked
+    └── PotAwayError   its store gave no answer in time; what was asked may have been done or not
 CostguardWarning       something is lost or unknown, and training goes on
 """
 
@@ -23,6 +25,49 @@ class ConfigError(CostguardError, ValueError):
 
 class RunNotFoundError(CostguardError, LookupError):
     """A place was named that does not hold exactly one readable run."""
+
+
+class PotError(CostguardError):
+    """A shared budget is missing, unreadable or newer than this costguard, or does not allow what was asked."""
+
+
+class PotAwayError(PotError):
+    """The store of a shared budget gave no answer; what was asked of it may have been done or not."""
+
+
+STOPPED_CODE = 93
+"""Exit code of a process that was stopped for good; NVIDIA's resiliency launcher reads it as "do not start again"."""
+
+
+class StartRefused(SystemExit):
+    """A run must not start: its budget is spent, or it was stopped for good. Ends the process with code 93.
+
+    Args:
+        message: One sentence with the reason and the remedy.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(STOPPED_CODE)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class StoppedForGood(SystemExit):
+    """A run was stopped in order and must not be taken for finished. Ends the process with its code.
+
+    Args:
+        message: One sentence with the reason.
+        code: Exit code.
+    """
+
+    def __init__(self, message: str, code: int = STOPPED_CODE) -> None:
+        super().__init__(code)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class CostguardWarning(UserWarning):

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
-import sys
-import sysconfig
 import uuid
 from pathlib import Path
 from typing import Any
@@ -17,32 +12,9 @@ from costguard.checkpoints.manifest import Level
 from costguard.checkpoints.remote import open_store
 from costguard.checkpoints.room import Room
 from costguard.checkpoints.store import Store
+from servers import KEY, SECRET
 
-KEY, SECRET = "testkey", "testsecret"
-GRPC = 10_000
 MIB = 1 << 20
-
-
-def weed() -> str | None:
-    """SeaweedFS's program, `None` where it is not installed."""
-    for place in (sysconfig.get_path("scripts"), os.path.dirname(sys.executable)):
-        if os.access(os.path.join(place, "weed"), os.X_OK):
-            return os.path.join(place, "weed")
-    return None
-
-
-def free_ports(number: int) -> list[int]:
-    """Ports of which each, and each plus 10,000, is free now."""
-    found: list[int] = []
-    with contextlib.ExitStack() as held:
-        while len(found) < number:
-            with contextlib.suppress(OSError, OverflowError):
-                low = held.enter_context(socket.socket())
-                low.bind(("127.0.0.1", 0))
-                high = held.enter_context(socket.socket())
-                high.bind(("127.0.0.1", low.getsockname()[1] + GRPC))
-                found.append(low.getsockname()[1])
-    return found
 
 
 def options(endpoint: str) -> dict[str, Any]:

@@ -8,6 +8,8 @@
  *   FAKE_REASONS     what holds clocks down, bits           FAKE_PIDS    processes of a card: 7+self, or none
  *   FAKE_ENERGY_MJ   the counter at first                   FAKE_ENERGY_STEP_MJ   what each reading adds
  *   FAKE_ENERGY_RESET_AT   the reading, from 0, at which the counter begins anew
+ *   FAKE_CORES       CUDA cores                             FAKE_CAPABILITY  such as 9.0
+ *   FAKE_SLICE_SMS   multiprocessors of a slice             FAKE_SLICE_NAME  what a slice's name adds to its card's
  *   FAKE_FAIL        function[#card]=code[@first[-last]];...   which calls, from 0 for each card, fail with what
  * Compiled with -DFAKE_OLD it lacks the symbols that old drivers lack; with -DFAKE_ANCIENT also the one to begin with.
  * fake_calls() and fake_users() tell a test what was asked, and how many have begun and not ended.
@@ -24,6 +26,10 @@ typedef struct { int card, slice; } Device; /* slice -1: the card itself */
 typedef struct { unsigned long long total, free, used; } Memory;
 typedef struct { unsigned version; unsigned long long total, reserved, free, used; } MemoryV2;
 typedef struct { unsigned gpu, memory; } Utilization;
+typedef struct {
+    unsigned multiprocessors, copy_engines, decoders, encoders, jpegs, ofas, gpu_instance_slices, compute_instance_slices;
+    unsigned long long memory_mb;
+} Attributes;
 typedef struct { unsigned pid; unsigned long long memory; unsigned gpu_instance, compute_instance; } Process;
 typedef struct {
     char legacy[16];
@@ -153,7 +159,53 @@ int nvmlDeviceGetName(Device *device, char *name, unsigned length)
 {
     ENTER(device->card);
     const char *given = item("FAKE_NAMES", ',', device->card);
-    snprintf(name, length, "%s", *given ? given : "NVIDIA H100 80GB HBM3");
+    int written = snprintf(name, length, "%s", *given ? given : "NVIDIA H100 80GB HBM3");
+    if (device->slice >= 0) {
+        const char *adds = getenv("FAKE_SLICE_NAME");
+        snprintf(name + written, length - (unsigned)written, "%s", adds ? adds : " MIG 1g.10gb");
+    }
+    return OK;
+}
+
+int nvmlSystemGetDriverVersion(char *version, unsigned length)
+{
+    ENTER(0);
+    snprintf(version, length, "580.65.06");
+    return OK;
+}
+
+#ifndef FAKE_OLD
+int nvmlSystemGetCudaDriverVersion_v2(int *version)
+{
+    ENTER(0);
+    *version = 13000;
+    return OK;
+}
+
+int nvmlDeviceGetNumGpuCores(Device *device, unsigned *cores)
+{
+    ENTER(device->card);
+    *cores = (unsigned)number("FAKE_CORES", device->card, 16896);
+    return OK;
+}
+
+int nvmlDeviceGetAttributes_v2(Device *device, Attributes *attributes)
+{
+    ENTER(device->card);
+    if (device->slice < 0) return NOT_SUPPORTED;
+    memset(attributes, 0, sizeof *attributes);
+    attributes->multiprocessors = (unsigned)number("FAKE_SLICE_SMS", device->card, 16);
+    attributes->gpu_instance_slices = attributes->compute_instance_slices = 1;
+    attributes->memory_mb = 9856;
+    return OK;
+}
+#endif
+
+int nvmlDeviceGetCudaComputeCapability(Device *device, int *major, int *minor)
+{
+    ENTER(device->card);
+    const char *given = item("FAKE_CAPABILITY", ',', device->card);
+    if (sscanf(*given ? given : "9.0", "%d.%d", major, minor) != 2) return NOT_SUPPORTED;
     return OK;
 }
 

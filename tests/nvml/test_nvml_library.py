@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,9 +15,9 @@ import pytest
 
 from costguard.hardware.nvml import NvmlSampler
 from costguard.policies.utilization import is_idle
+from nvml_stub import CARD_0, CARD_1, build_library, environment
 
-SOURCE = Path(__file__).parent / "fake_nvml.c"
-A, B = (f"GPU-{n}0000000-0000-0000-0000-00000000000{n}" for n in (0, 1))
+A, B = CARD_0, CARD_1
 SLICE_0, SLICE_1 = (f"MIG-0{n}000000-0000-0000-0000-000000000000" for n in (0, 1))
 STEP_J = 600.0
 """What each reading adds to the counter, unless told otherwise."""
@@ -71,16 +70,11 @@ print(json.dumps({
 @pytest.fixture(scope="module")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Builds the library, once each with the symbols of a new, an old and an ancient driver; gives its folder."""
-    if shutil.which("gcc") is None:
-        pytest.skip("no gcc on this machine to build a libnvidia-ml.so.1 with")
     built: dict[tuple[str, ...], Path] = {}
 
     def make(*flags: str) -> Path:
         if flags not in built:
-            built[flags] = tmp_path_factory.mktemp("nvml")
-            options = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-Wl,-soname,libnvidia-ml.so.1"]
-            target = built[flags] / "libnvidia-ml.so.1"
-            subprocess.run(["gcc", *options, *flags, "-o", target, SOURCE], check=True)
+            built[flags] = build_library(tmp_path_factory.mktemp("nvml"), *flags)
         return built[flags]
 
     return make
@@ -102,11 +96,9 @@ def watch(build: Callable[..., Path]) -> Callable[..., Any]:
         **story: str | int,
     ) -> Any:
         plan = {"rounds": rounds, "stride_s": stride_s, "pids": pids, "uuids": uuids, "calls": calls, "others": others}
-        plain = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
-        told = {name if name.startswith("CUDA_") else f"FAKE_{name}": str(value) for name, value in story.items()}
         done = subprocess.run(
             [sys.executable, "-W", "error", "-c", CHILD, json.dumps(plan)],
-            env={**plain, "LD_LIBRARY_PATH": str(folder or build(*flags)), **told},
+            env=environment(folder or build(*flags), **story),
             capture_output=True,
             text=True,
             check=True,

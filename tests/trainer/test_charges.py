@@ -39,7 +39,7 @@ class Slow(Tiny):
         self._at("startup")
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self._at("train", batch_idx)
+        self._at("train", batch_idx - 1)  # the first batch is warm-up
         return super().training_step(batch, batch_idx)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:

@@ -17,7 +17,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.loggers import WandbLogger
 from wandb.proto.wandb_internal_pb2 import Record
 
-from helpers import Tiny, loader, monitor, quiet_trainer
+from helpers import Multiplying, loader, monitor, quiet_trainer
 
 BLOCK = 32 * 1024
 HEADER = 7
@@ -47,7 +47,7 @@ def _values(items: Iterable[Any]) -> dict[str, Any]:
 def _train(folder: Path, name: str, *costs: Callback) -> dict[str, Any]:
     folder.mkdir(parents=True)
     logger = WandbLogger(name=name, save_dir=folder, offline=True, settings=wandb.Settings(console="off"))
-    quiet_trainer(folder, *costs, logger=logger, log_every_n_steps=2).fit(Tiny(), loader(12), loader(2))
+    quiet_trainer(folder, *costs, logger=logger, log_every_n_steps=2).fit(Multiplying(), loader(12), loader(2))
     wandb.finish()
     return {"folder": str(folder)}
 

@@ -16,6 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_public_names_are_these() -> None:
     """A public name comes or goes only on purpose."""
     assert set(costguard.__all__) == {
+        "Budget",
+        "BudgetStopping",
         "ConfigError",
         "CostMonitor",
         "CostguardError",
@@ -24,6 +26,8 @@ def test_public_names_are_these() -> None:
         "PriceBook",
         "Receipt",
         "RunNotFoundError",
+        "StartRefused",
+        "Threshold",
         "__version__",
         "load_receipt",
     }

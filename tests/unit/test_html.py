@@ -254,7 +254,7 @@ def test_headline_is_one_sentence() -> None:
     heading = re.search(r"<h1>(.*?)</h1>", render_html(_receipt()))
     assert heading
     assert re.sub("<[^>]+>", "", heading[1]) == (
-        "This run cost $41.20 of a planned $60.00: $0.83 per million tokens, MFU 38.1%; 25% of it was waste."
+        "This run cost $41.20 of a planned $60.00: $0.83 per million tokens, MFU 38.1% (6ND); 25% of it was waste."
     )
 
 

@@ -15,13 +15,14 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from builders import NS, Attempt, Journal, assert_closes
+from costguard.deadline import within
 from costguard.errors import CostguardWarning, RunNotFoundError
 from costguard.ledger import mirror as module
 from costguard.ledger.attempt import AttemptWriter
 from costguard.ledger.files import LocalFiles
 from costguard.ledger.layout import Seat
 from costguard.ledger.load import load_run
-from costguard.ledger.mirror import Mirror, MirrorThread, within
+from costguard.ledger.mirror import Mirror, MirrorThread
 from costguard.ledger.opening import claim_attempt
 from costguard.ledger.places import read_folder
 from costguard.reports.receipt import receipt_of
@@ -489,7 +490,7 @@ def test_reading_a_store_that_hangs_is_given_up(moody: type[Moody]) -> None:
     with pytest.raises(TimeoutError, match="no answer"):
         within(0.05, lambda: Mirror("moody://x").seat_files())
     moody.hangs.set()
-    ended("costguard-mirror-read")
+    ended("costguard-deadline")
 
 
 def test_what_is_done_in_time_is_done() -> None:

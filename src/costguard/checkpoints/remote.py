@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -15,6 +14,7 @@ from costguard.checkpoints.digest import PART_BYTES
 from costguard.checkpoints.faults import StoreError, scrub_url, secrets_in, store_error
 from costguard.checkpoints.s3 import S3Store
 from costguard.checkpoints.store import LocalStore, ObjectFact, Store, Upload
+from costguard.deadline import within
 from costguard.errors import config_error
 
 DEADLINE_S: Final = 300.0
@@ -225,33 +225,3 @@ class FsspecStore:
             return within(self._deadline_s, work)
         except Exception as error:
             raise store_error(self.url, what, error, self._secrets) from error
-
-
-def within(seconds: float, work: Callable[[], Any]) -> Any:
-    """Do something that a dead network may hang, or give up.
-
-    Args:
-        seconds: How long to wait.
-        work: What to do, on a thread of its own.
-
-    Raises:
-        TimeoutError: If it takes longer.
-        Exception: Whatever `work` raised.
-    """
-    outcome: list[Any] = []
-    error: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            outcome.append(work())
-        except BaseException as raised:
-            error.append(raised)
-
-    thread = threading.Thread(target=run, name="costguard-store", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        raise TimeoutError(f"no answer in {seconds:.0f} s")
-    if error:
-        raise error[0]
-    return outcome[0]

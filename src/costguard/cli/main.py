@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from costguard import __version__
-from costguard.cli import mfu, report
+from costguard.cli import budget, doctor, mfu, peak, pot, report
 from costguard.errors import ConfigError, CostguardError, RunNotFoundError
 
 OK, INTERNAL, USAGE, MISSING = 0, 1, 2, 5
@@ -27,7 +27,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"costguard {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     report.add_parser(commands)
+    budget.add_parser(commands)
+    pot.add_parser(commands)
     mfu.add_parser(commands)
+    peak.add_parser(commands)
+    doctor.add_parser(commands)
     arguments = parser.parse_args(argv)
     try:
         code: int = arguments.run(arguments)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import torch
+
+from costguard.hardware.matmul_sweep import cpu_stopwatch, measure_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +36,7 @@ def measure_matmul(device: torch.device, dtype: torch.dtype, *, size: int = 1024
     Returns:
         Twice size cubed FLOPs over the quickest time.
     """
-    # A generator of its own: the user's random numbers stay as they are without the measurement.
-    generator = torch.Generator(device).manual_seed(0)
-    a, b = (torch.rand(size, size, device=device, generator=generator).to(dtype) for _ in "ab")
-    best_ns, end = None, time.perf_counter_ns() + int(seconds * 1e9)
-    with torch.inference_mode():
-        while best_ns is None or time.perf_counter_ns() < end:
-            begin = time.perf_counter_ns()
-            torch.mm(a, b)
-            took = time.perf_counter_ns() - begin
-            best_ns = took if best_ns is None else min(best_ns, took)
+    rate = measure_shape(device, dtype, (size, size, size), seconds, cpu_stopwatch)
     name = str(dtype).removeprefix("torch.")
     source = f"measured: {size}x{size} {name} matmul on this {device.type.upper()}, {torch.get_num_threads()} threads"
-    return MeasuredPeak(2 * size**3 / (max(1, best_ns) / 1e9), source)
+    return MeasuredPeak(rate.max_flops_per_s, source)

@@ -11,6 +11,7 @@ from typing import Any
 
 from costguard.clock import Clock, SystemClock
 from costguard.errors import config_error
+from costguard.hardware.driver import code_of, find_cards, import_pynvml, why_closed
 from costguard.hardware.readings import LOW_UTILIZATION_RATIO, GpuReading, GpuTotals, Tally
 from costguard.hardware.visible import Card, Chosen, named_devices, visible_devices
 
@@ -35,15 +36,9 @@ REASONS: Mapping[int, str] = {
 """Why the driver holds a clock down, by bit. Source: `nvmlClocksThrottleReason*` in nvidia-ml-py 13.615."""
 
 # nvmlReturn_t. Source: nvidia-ml-py 13.615.
-_INVALID_ARGUMENT, _NOT_SUPPORTED, _NO_PERMISSION, _FUNCTION_NOT_FOUND, _GPU_IS_LOST = 2, 3, 4, 13, 15
+_INVALID_ARGUMENT, _NOT_SUPPORTED, _FUNCTION_NOT_FOUND, _GPU_IS_LOST = 2, 3, 13, 15
 _VERSION_MISMATCH, _DEPRECATED = 25, 26
 _NEVER = frozenset({_NOT_SUPPORTED, _FUNCTION_NOT_FOUND, _VERSION_MISMATCH, _DEPRECATED})
-_REMEDIES: Mapping[int, str] = {
-    9: "the NVIDIA driver is not loaded; `nvidia-smi` must work first",
-    12: "libnvidia-ml.so.1 cannot be loaded; it comes with the NVIDIA driver, into a container with the driver "
-    "capability `utility`",
-    18: "the NVIDIA driver was updated under the running kernel; reboot, or load the new one",
-}
 
 _SM_CLOCK = 1
 _Ask = Callable[[Any, Any], Any]
@@ -134,7 +129,7 @@ class _Device:
             try:
                 return ways[0](nvml, handle)
             except Exception as error:
-                if _code(error) == _GPU_IS_LOST:
+                if code_of(error) == _GPU_IS_LOST:
                     raise _LostError from error
                 if not self._never(error):
                     self.errors += 1
@@ -146,7 +141,7 @@ class _Device:
         """Whether asking again is in vain; an old nvidia-ml-py has no such function, a slice is no such argument."""
         if isinstance(error, AttributeError):
             return True
-        return _code(error) in _NEVER or (self._card is not None and _code(error) == _INVALID_ARGUMENT)
+        return code_of(error) in _NEVER or (self._card is not None and code_of(error) == _INVALID_ARGUMENT)
 
 
 class NvmlSampler:
@@ -226,15 +221,15 @@ class NvmlSampler:
 
     def _run(self) -> None:
         try:
-            nvml = self._nvml or _import_pynvml()
+            nvml = self._nvml or import_pynvml()
             nvml.nvmlInit()
         except Exception as error:  # a library of any age may raise anything
-            self._problem = _sentence(error)
+            self._problem = f"GPU figures are unknown: {why_closed(error)}."
             return
         try:
             self._watch(nvml)
         except Exception as error:
-            self._problem = _sentence(error)
+            self._problem = f"GPU figures are unknown: {why_closed(error)}."
         finally:
             # NVML counts its users: this gives back our own use and nobody else's.
             with suppress(Exception):
@@ -274,44 +269,19 @@ class NvmlSampler:
             self._events.append(GpuEvent(now_ns, device.uuid, message))
 
 
-def _import_pynvml() -> Any:
-    import pynvml
-
-    return pynvml
-
-
-def _code(error: BaseException) -> int | None:
-    """The nvmlReturn_t of an NVMLError."""
-    return getattr(error, "value", None)
-
-
-def _sentence(error: Exception) -> str:
-    if isinstance(error, ImportError):
-        return "GPU figures are unknown: nvidia-ml-py cannot be imported; pip install nvidia-ml-py."
-    why = _REMEDIES.get(_code(error) or 0, f"NVML fails with {type(error).__name__}: {error}")
-    return f"GPU figures are unknown: {why.rstrip('.')}."
-
-
 def _names(bits: int) -> frozenset[str]:
     return frozenset(REASONS.get(1 << at, f"bit_{at}") for at in range(bits.bit_length()) if bits >> at & 1)
 
 
 def _open(nvml: Any, uuids: Sequence[str] | None, environ: Mapping[str, str]) -> tuple[list[_Device], str | None]:
     """Find the devices to watch, and why some are not known."""
-    cards: list[Card] = []
+    found = find_cards(nvml)
+    cards = [each.card for each in found.cards]
     handles: dict[str, tuple[Any, Any]] = {}
-    closed: str | None = None
-    for index in range(nvml.nvmlDeviceGetCount()):
-        try:
-            card, of_card = _card(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
-        except Exception as error:
-            # One that is not permitted is another job's, and CUDA does not count it either.
-            if _code(error) != _NO_PERMISSION:
-                closed = f"NVML cannot open GPU {index} ({error})"
-            continue
-        cards.append(card)
-        handles.update(of_card)
-    chosen = _choose(cards, uuids, environ, closed)
+    for each in found.cards:
+        handles[each.card.uuid] = (each.handle, None)
+        handles.update({uuid: (handle, each.handle) for uuid, handle in each.slice_handles.items()})
+    chosen = _choose(cards, uuids, environ, found.closed)
     return [_Device(uuid, *handles[uuid]) for uuid in chosen.uuids], chosen.unknown
 
 
@@ -320,36 +290,3 @@ def _choose(cards: list[Card], uuids: Sequence[str] | None, environ: Mapping[str
         return named_devices(cards, uuids)
     chosen = visible_devices(cards, environ, complete=closed is None)
     return Chosen(chosen.uuids, chosen.unknown or (closed if environ.get("CUDA_VISIBLE_DEVICES") is None else None))
-
-
-def _card(nvml: Any, handle: Any) -> tuple[Card, dict[str, tuple[Any, Any]]]:
-    """Describe a card, with the handles of it and of its slices: each its own, and for a slice its card's."""
-    uuid = _text(nvml.nvmlDeviceGetUUID(handle))
-    name = bus = None
-    with suppress(Exception):
-        name = _text(nvml.nvmlDeviceGetName(handle))
-    with suppress(Exception):
-        bus = _text(nvml.nvmlDeviceGetPciInfo(handle).busId)
-    slices = _slices(nvml, handle)
-    handles = {uuid: (handle, None), **{of: (slice_handle, handle) for of, slice_handle in (slices or {}).items()}}
-    return Card(uuid, name, bus, None if slices is None else tuple(slices)), handles
-
-
-def _slices(nvml: Any, handle: Any) -> dict[str, Any] | None:
-    """The MIG devices of a card, `None` if it is not in MIG mode."""
-    try:
-        if nvml.nvmlDeviceGetMigMode(handle)[0] == 0:
-            return None
-        places = range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle))
-    except Exception:  # cards and drivers without MIG
-        return None
-    found: dict[str, Any] = {}
-    for place in places:
-        with suppress(Exception):  # a place without a slice
-            slice_handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
-            found[_text(nvml.nvmlDeviceGetUUID(slice_handle))] = slice_handle
-    return found
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value

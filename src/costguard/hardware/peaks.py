@@ -23,7 +23,8 @@ _SPELLINGS = {
     "fp4": ("float4_e2m1fn_x2", "nvfp4", "mxfp4"),
 }
 _CANONICAL = {name: name for name in DTYPES} | {s: name for name, spelt in _SPELLINGS.items() for s in spelt}
-_FIRST_CAPABILITY = {"fp16": (7, 0), "tf32": (8, 0), "bf16": (8, 0), "fp8": (8, 9), "fp4": (10, 0)}
+FIRST_CAPABILITY = {"fp16": (7, 0), "tf32": (8, 0), "bf16": (8, 0), "fp8": (8, 9), "fp4": (10, 0)}
+"""Compute capability with which tensor cores for a dtype came. Source: CUDA C++ programming guide 13, 17."""
 _VECTOR_DTYPES = ("fp64", "fp32")  # at the highest clock, also where tensor cores are rated at a lower one
 _MIG = re.compile(r"(?P<card>.+) (?P<slice>mig (?:\d+c\.)?\d+g\.\d+gb(?:[+-]\S+)?)")
 _REMEDY = "state it with peak_flops_per_s="
@@ -162,7 +163,7 @@ def _slice_of(card: _Card, official: str, whole: Peak, mig: str, sm_count: int |
 
 
 def _why_missing(card: _Card, dtype: str) -> str:
-    first = _FIRST_CAPABILITY.get(dtype)
+    first = FIRST_CAPABILITY.get(dtype)
     if dtype in card.missing:
         return card.missing[dtype]
     if first is not None and tuple(map(int, card.compute_capability.split("."))) < first:

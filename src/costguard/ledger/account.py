@@ -65,7 +65,7 @@ class RankAccount:
         resumes: Checkpoints loaded, ascending.
         header: Further facts of the first line.
         facts: Latest value of each named fact (parameters, peak).
-        events: Lines that carry something for the receipt (saved, verdict), in order.
+        events: Lines that carry something for the receipt (saved, verdict, forecast), in order.
     """
 
     seat: Seat
@@ -114,7 +114,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What of one rank's training is part of the run's present state."""
+    """What of one rank's training is part of the run's present state; `flops` are model FLOPs, `None` if unknown."""
 
     train_ns: int = 0
     batches: int = 0
@@ -122,6 +122,7 @@ class Kept:
     padding: int = 0
     samples: int = 0
     steps: int = 0
+    flops: int | None = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from costguard.flops.step import NO_WORK, Work
 from costguard.records import ACTIVITY_LABELS, Activity
 
 _METERING = int(Activity.METERING)
 _new = tuple.__new__
 """Makes a named tuple without the Python code of its class; the step path pays for each call."""
+
+
+class Warmup(NamedTuple):
+    """What was done outside of `train`, in batches that compiled, were tried out or counted.
+
+    Args:
+        batches: How many such batches.
+        tokens: Their tokens.
+        work: Their FLOPs.
+    """
+
+    batches: int = 0
+    tokens: int = 0
+    work: Work = NO_WORK
+
+
+NO_WARMUP = Warmup()
 
 
 class Counters(NamedTuple):
@@ -22,6 +40,8 @@ class Counters(NamedTuple):
         tokens: Tokens trained in this attempt without padding, `None` if no batch could be counted.
         padding: Padding tokens beside them, `None` if unknown.
         samples: Samples trained in this attempt, `None` if unknown.
+        work: FLOPs of this attempt, `None` if unknown for any of its batches.
+        warmup: The part of all this that was done in the activity `compile`.
     """
 
     step: int = 0
@@ -29,6 +49,21 @@ class Counters(NamedTuple):
     tokens: int | None = None
     padding: int | None = None
     samples: int | None = None
+    work: Work | None = None
+    warmup: Warmup = NO_WARMUP
+
+    def to_json(self) -> list[Any]:
+        """Plain data for a line of the journal."""
+        batches, tokens, work = self.warmup
+        return [*self[:5], None if self.work is None else list(self.work), [batches, tokens, list(work)]]
+
+    @staticmethod
+    def from_json(done: Sequence[Any]) -> Counters:
+        """Read back what `to_json` wrote; what a line does not have is unknown."""
+        step, batches, tokens, padding, samples, work, warmup = [*done, None, None][:7]
+        known = None if work is None else Work(*work)
+        warm = NO_WARMUP if warmup is None else Warmup(warmup[0], warmup[1], Work(*warmup[2]))
+        return Counters(step, batches, tokens, padding, samples, known, warm)
 
     def moved_to_padding(self, tokens: int) -> Counters:
         """Count as padding what was counted as tokens before the device had told which it was."""
@@ -115,6 +150,20 @@ class ActivityMeter:
         sums[left] += now - since
         self.state = _new(MeterState, (start, now, activity, tuple(sums), counters))
         return left
+
+    def relabel(self, activity: int) -> None:
+        """Charge the current activity, as far as it is not settled yet, to another one."""
+        self.state = self.state._replace(activity=activity)
+
+    def move(self, activity: int, to: int, ns: int) -> None:
+        """Charge time of one activity to another one, at most what it has, once it is known what it really was."""
+        start, since, current, totals, counters = self.state
+        ns = min(ns, totals[activity])
+        if ns > 0:
+            sums = list(totals)
+            sums[activity] -= ns
+            sums[to] += ns
+            self.state = _new(MeterState, (start, since, current, tuple(sums), counters))
 
     def settle(self, ended_ns: int, activity: int, counters: Counters) -> None:
         """Close a piece of work that ended at `ended_ns`, count it, and charge the time since to `metering`.

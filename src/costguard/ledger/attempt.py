@@ -10,14 +10,15 @@ from typing import Any
 
 from costguard.clock import Clock
 from costguard.errors import warn
-from costguard.ledger.activity import ActivityMeter, Counters
+from costguard.flops.step import NO_WORK, Work
+from costguard.ledger.activity import ActivityMeter, Counters, Warmup
 from costguard.ledger.files import Files
 from costguard.ledger.fold import state_fields
 from costguard.ledger.layout import Seat
 from costguard.ledger.mirror import Mirror, MirrorThread
 from costguard.ledger.page import PAGE_BYTES, Page
 from costguard.ledger.segment import Segment
-from costguard.records import Verdict
+from costguard.records import ENDING_ACTIONS, Verdict
 from costguard.units import NS_PER_S
 
 BEAT_S = 0.25
@@ -142,9 +143,13 @@ class AttemptWriter:
             self._segment.append("moved", sync=True, last=True, run=run_id)
         self._end()
 
-    def fact(self, name: str, **value: Any) -> None:
+    def fact(self, name: str, /, **value: Any) -> None:
         """Record something about the run that does not change, such as its number of parameters."""
         self._line("fact", name=name, value=value)
+
+    def forecast(self, made: Mapping[str, Any]) -> None:
+        """Record how the run is expected to end, so that it can be scored when it has."""
+        self._line("forecast", made=dict(made))
 
     def adopt(self, fields: Mapping[str, Any]) -> None:
         """Record what an earlier attempt's page holds; see `costguard.ledger.fold.fold_line`."""
@@ -154,7 +159,9 @@ class AttemptWriter:
     def verdict(self, verdict: Verdict) -> None:
         """Record a decision."""
         fields = {name: getattr(verdict, name) for name in ("reason", "message", "step", "spend")}
-        self._line("verdict", judged=verdict.kind, action=verdict.action.value, **fields)
+        evidence = dict(verdict.evidence)
+        ends = verdict.action in ENDING_ACTIONS
+        self._line("verdict", sync=ends, judged=verdict.kind, action=verdict.action.value, evidence=evidence, **fields)
 
     def close(self, reason: str | None, exit_ns: int, at_ns: int | None = None) -> None:
         """Write the last line and end; twice is the same as once.
@@ -195,8 +202,19 @@ class AttemptWriter:
         return True
 
 
-def count(counters: Counters, step: int, tokens: int | None, padding: int | None, samples: int | None) -> Counters:
+def count(
+    counters: Counters,
+    step: int,
+    tokens: int | None,
+    padding: int | None,
+    samples: int | None,
+    work: Work | None = None,
+    *,
+    warm: bool = False,
+) -> Counters:
     """Add one micro-batch to the counters; a part that is unknown adds nothing and stays unknown until known.
+
+    FLOPs are the exception: those of all batches are known, or their sum is not.
 
     Args:
         counters: So far.
@@ -204,12 +222,21 @@ def count(counters: Counters, step: int, tokens: int | None, padding: int | None
         tokens: Tokens in the batch without padding, `None` if it has none that can be counted.
         padding: Padding beside them.
         samples: Samples in the batch.
+        work: Its FLOPs.
+        warm: Whether it was a warm-up, whose time is none of `train`.
     """
-    _, batches, all_tokens, all_padding, all_samples = counters
+    _, batches, all_tokens, all_padding, all_samples, all_work, warmup = counters
     if tokens is not None:
         all_tokens = tokens if all_tokens is None else all_tokens + tokens
     if padding is not None:
         all_padding = padding if all_padding is None else all_padding + padding
     if samples is not None:
         all_samples = samples if all_samples is None else all_samples + samples
-    return tuple.__new__(Counters, (step, batches + 1, all_tokens, all_padding, all_samples))
+    if all_work is None or work is None:
+        all_work = None if batches else work
+    else:
+        all_work += work
+    if warm:
+        warmup = Warmup(warmup.batches + 1, warmup.tokens + (tokens or 0), warmup.work + (work or NO_WORK))
+    values = (step, batches + 1, all_tokens, all_padding, all_samples, all_work, warmup)
+    return tuple.__new__(Counters, values)

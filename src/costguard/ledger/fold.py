@@ -50,13 +50,13 @@ def state_fields(state: MeterState, now_ns: int, wall_offset_ns: int) -> dict[st
         "t": max(now_ns, state.since_ns),
         "ns": state.activities_ns(now_ns),
         "act": state.activity,
-        "done": list(state.counters),
+        "done": state.counters.to_json(),
     }
 
 
 def snapshot_of(line: Line) -> Snapshot:
     """Read back what `state_fields` wrote."""
-    return Snapshot(line["t"], line["ns"], Counters(*line["done"]))
+    return Snapshot(line["t"], line["ns"], Counters.from_json(line["done"]))
 
 
 def fold(run_id: str, files: Sequence[SeatFiles]) -> RunAccount:
@@ -112,7 +112,7 @@ def _adopt_earlier(lines: Mapping[Seat, list[Line]], pages: dict[Seat, PageReadi
         seat = Seat(line["of"][0], line["of"][1])
         if seat in lines and (seat not in pages or pages[seat].state.since_ns < line["since"]):
             totals = tuple(line["totals"])
-            state = MeterState(line["t0"], line["since"], line["act"], totals, Counters(*line["done"]))
+            state = MeterState(line["t0"], line["since"], line["act"], totals, Counters.from_json(line["done"]))
             pages[seat] = PageReading(state, line["alive"], line["w"])
 
 
@@ -125,7 +125,7 @@ def fold_line(seat: Seat, page: PageReading) -> dict[str, Any]:
         "since": state.since_ns,
         "act": state.activity,
         "totals": list(state.totals),
-        "done": list(state.counters),
+        "done": state.counters.to_json(),
         "alive": page.alive_ns,
         "w": page.wall_offset_ns,
     }
@@ -173,10 +173,10 @@ def _fold_rank(seat: Seat, lines: Sequence[Line], page: PageReading | None) -> R
 
 
 def _events(lines: Sequence[Line]) -> list[Line]:
-    """Saves and verdicts; of a save that was looked at again later, the later word."""
+    """Saves, verdicts and forecasts; of a save that was looked at again later, the later word."""
     events: dict[Any, Line] = {}
     for line in lines:
-        if line["k"] == "verdict":
+        if line["k"] in ("verdict", "forecast"):
             events[line["n"]] = line
         elif line["k"] == "saved":
             events[line["path"], line["step"], line["save"]] = line

@@ -136,4 +136,11 @@ def _add(kept: dict[Seat, Kept], rank: RankAccount, part: _Part) -> None:
         padding=old.padding + (b.counters.padding or 0) - (a.counters.padding or 0),
         samples=old.samples + (b.counters.samples or 0) - (a.counters.samples or 0),
         steps=old.steps + stretch.steps(end),
+        flops=_add_flops(old.flops, a.counters, b.counters),
     )
+
+
+def _add_flops(before: int | None, begin: Counters, end: Counters) -> int | None:
+    if before is None or (end.work is None and end.batches > begin.batches):
+        return None
+    return before + (end.work.full if end.work else 0) - (begin.work.full if begin.work else 0)

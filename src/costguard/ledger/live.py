@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from costguard.flops import six_nd, utilization
-from costguard.ledger.account import RunAccount
+from costguard.flops.step import Work
+from costguard.ledger.account import RankAccount, RunAccount
 from costguard.ledger.activity import MeterState
 from costguard.ledger.devices import Paid
+from costguard.ledger.done import NOTHING_DONE, Done, done_by, ratio, shown_convention
 from costguard.ledger.files import Files
 from costguard.ledger.forecast import forecast_total
 from costguard.ledger.layout import Seat
 from costguard.ledger.ledger import ledger_of, price_ledger
 from costguard.ledger.lineage import kept_work
 from costguard.ledger.page import PageReading, read_page
+from costguard.ledger.spending import Spent, device_spent, spent_by
 from costguard.prices import PriceBook
 from costguard.records import Activity
-from costguard.units import NS_PER_HOUR
+from costguard.units import NS_PER_HOUR, NS_PER_S
 
 _TRAIN = (int(Activity.TRAIN),)
+_MINUTE_NS = 60 * NS_PER_S
 _USEFUL = (int(Activity.TRAIN), int(Activity.VALIDATION))
 
 
@@ -34,7 +38,13 @@ class Figures:
         per_hour: Money per hour of the whole allocation now.
         device_ns: Paid device time so far.
         tokens: Tokens trained and kept, over all ranks.
-        mfu: Model FLOPs utilisation of train time by the 6ND estimate, over all attempts.
+        mfu: Model FLOPs utilisation of train time, over all attempts, by the receipt's convention.
+        mfu_billed: The same of all device time.
+        hfu: Hardware FLOPs utilisation of train time.
+        vs_6nd: Model FLOPs over 6ND.
+        kept_flops: Model FLOPs of training that was kept.
+        flops_per_s: Model FLOPs per second of the last minute, all ranks together.
+        tokens_per_s: Tokens per second of the last minute, all ranks together.
         waste: Share of device time that was neither kept training nor validation.
         forecast: Money expected at the end of the plan.
     """
@@ -46,6 +56,12 @@ class Figures:
     mfu: float | None
     waste: float | None
     forecast: Fraction | None
+    mfu_billed: float | None = None
+    hfu: float | None = None
+    vs_6nd: float | None = None
+    kept_flops: int | None = None
+    flops_per_s: float | None = None
+    tokens_per_s: float | None = None
 
     def metrics(self, currency: str = "USD") -> dict[str, float]:
         """The values for a logger, by key, as 64-bit floats; what is unknown is left out.
@@ -54,11 +70,18 @@ class Figures:
             currency: Currency of the money, which the keys name in place of `usd`.
         """
         per_million = self.spend * 1_000_000 / self.tokens if self.spend is not None and self.tokens else None
+        per_exaflop = self.spend * 10**18 / self.kept_flops if self.spend is not None and self.kept_flops else None
         values = {
             "costguard/spend_usd": self.spend,
             "costguard/usd_per_hour": self.per_hour,
             "costguard/usd_per_million_tokens": per_million,
+            "costguard/usd_per_exaflop": per_exaflop,
             "costguard/mfu_ratio": self.mfu,
+            "costguard/mfu_billed_ratio": self.mfu_billed,
+            "costguard/hfu_ratio": self.hfu,
+            "costguard/model_flops_per_s": self.flops_per_s,
+            "costguard/flops_vs_6nd_ratio": self.vs_6nd,
+            "costguard/tokens_per_s": self.tokens_per_s,
             "costguard/waste_ratio": self.waste,
             "costguard/forecast_usd": self.forecast,
             "costguard/device_hours": Fraction(self.device_ns, NS_PER_HOUR),
@@ -76,10 +99,11 @@ class _Before:
     device_ns: int = 0
     useful_ns: int = 0
     kept_tokens: int | None = None
-    done_tokens: int = 0
-    train_ns: int = 0
+    done: Done = NOTHING_DONE
+    kept_flops: int | None = 0
     peak_flops_per_s: float | None = None
     lost_tokens: int = 0
+    lost_flops: int | None = 0
     lost_ns: int = 0
 
     @staticmethod
@@ -97,13 +121,28 @@ class _Before:
             device_ns=account.elapsed_device_ns,
             useful_ns=useful,
             kept_tokens=sum(known) if known else None,
-            done_tokens=sum(r.final.counters.tokens or 0 for r in earlier),
-            train_ns=sum(r.final.train_ns for r in earlier),
+            done=done_by((r.final.counters, r.final.train_ns) for r in earlier),
+            kept_flops=_sum(kept[r.seat].flops for r in earlier if r.final.counters.batches),
             peak_flops_per_s=peak["flops_per_s"] if peak else None,
             # Going back to a checkpoint within one process throws away what this attempt has done itself.
             lost_tokens=sum((r.final.counters.tokens or 0) - kept[r.seat].tokens for r in own),
+            lost_flops=_sum(_lost(r, kept[r.seat].flops) for r in own if r.final.counters.batches),
             lost_ns=sum(r.final.train_ns - kept[r.seat].train_ns for r in own),
         )
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    total = 0
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total
+
+
+def _lost(rank: RankAccount, kept_flops: int | None) -> int | None:
+    work = rank.final.counters.work
+    return None if work is None or kept_flops is None else work.full - kept_flops
 
 
 class LiveAttempt:
@@ -141,10 +180,31 @@ class LiveAttempt:
         self._wall_offset_ns = wall_offset_ns
         self._planned_tokens = planned_tokens
         self._before = _Before.of(account, seat.attempt)
+        earlier = [r for r in account.ranks if r.seat.attempt < seat.attempt]
+        gaps = [g for g in account.gaps if g.earlier.attempt < seat.attempt]
+        self._earlier = replace(account, ranks=earlier, gaps=gaps)
         self._pace_from: tuple[Fraction, Fraction] | None = None
+        self._minute: deque[tuple[int, int | None, int | None]] = deque()
         self.parameters: int | None = None
         self.peak_flops_per_s: float | None = None
         self.planned_steps: int | None = None
+
+    def spent(self, state: MeterState, now_ns: int, begin_wall_ns: int = 0) -> Spent:
+        """Money and device time of all attempts, exactly, since an instant.
+
+        Args:
+            state: This rank's state.
+            now_ns: Now, on the meter's clock.
+            begin_wall_ns: Wall clock in nanoseconds since the epoch; from the run's begin by default.
+        """
+        pages = self._pages()
+        total = spent_by(self._earlier, begin_wall_ns, now_ns + self._wall_offset_ns)
+        unseen = self._paid.total - len(pages)
+        for start_ns, devices in [(state.start_ns, unseen), *((p.state.start_ns, 1) for p in pages)]:
+            begin = max(start_ns + self._wall_offset_ns, begin_wall_ns)
+            end = now_ns + self._wall_offset_ns
+            total = total.plus(device_spent(self._book, begin, end, devices, self._paid.total))
+        return total
 
     def spend_at(self, state: MeterState, now_ns: int, others: Sequence[PageReading] = ()) -> Fraction | None:
         """Money so far, exactly, as far as there are prices; `None` if nothing has one.
@@ -163,6 +223,10 @@ class LiveAttempt:
                     spent = (spent or Fraction(0)) + rate.per_unit * (rate.end_ns - rate.start_ns) * devices
         return spent
 
+    def other_states(self) -> list[MeterState]:
+        """States of the attempt's other ranks that can be seen from here."""
+        return [page.state for page in self._pages()]
+
     def figures(self, state: MeterState, now_ns: int) -> Figures:
         """Read everything at one instant."""
         pages = self._pages()
@@ -171,19 +235,53 @@ class LiveAttempt:
         spend = self.spend_at(state, now_ns, pages)
         device_ns = self._before.device_ns + (now_ns - state.start_ns) * (self._paid.total - len(pages))
         device_ns += sum(now_ns - p.state.start_ns for p in pages)
-        tokens = self._tokens([s for s, _ in readings]) if seen else None
-        before = self._before
+        now = done_by((s.counters, _ns(s, at, _TRAIN)) for s, at in readings) if seen else Done()
+        before, tokens = self._before, now.tokens
         kept = None if tokens is None else tokens - before.lost_tokens + (before.kept_tokens or 0)
-        useful = before.useful_ns - before.lost_ns + sum(_ns(s, now, _USEFUL) for s, now in readings)
+        useful = before.useful_ns - before.lost_ns + sum(_ns(s, at, _USEFUL) for s, at in readings)
         return Figures(
             spend=spend,
             per_hour=self._per_hour(now_ns),
             device_ns=device_ns,
             tokens=kept,
-            mfu=self._mfu(tokens, sum(_ns(s, now, _TRAIN) for s, now in readings)),
             waste=1 - useful / device_ns if seen and device_ns else None,
             forecast=self._forecast(spend, kept, state.counters.step),
+            kept_flops=self._kept_flops(now.work),
+            **self._utilization(now, device_ns),
+            **self._rates(now_ns, now),
         )
+
+    def _kept_flops(self, work: Work | None) -> int | None:
+        before, lost = self._before.kept_flops, self._before.lost_flops
+        return None if work is None or before is None or lost is None else work.full - lost + before
+
+    def _utilization(self, now: Done, device_ns: int) -> dict[str, float | None]:
+        """Over all attempts and with the best peak, so that each is the receipt's figure."""
+        peaks = [p for p in (self.peak_flops_per_s, self._before.peak_flops_per_s) if p is not None]
+        peak, done = max(peaks, default=None), now + self._before.done
+        everything, trained = (done.flops(self.parameters, in_train=part) for part in (False, True))
+        shown, six = shown_convention(everything), everything["6nd"]
+        full = everything["full_attention"]
+        return {
+            "mfu": ratio(trained[shown], done.train_ns, peak),
+            "mfu_billed": ratio(everything[shown], device_ns, peak),
+            "hfu": ratio(done.hardware(), done.train_ns, peak),
+            "vs_6nd": full / six if full and six else None,
+        }
+
+    def _rates(self, now_ns: int, done: Done) -> dict[str, float | None]:
+        """Tokens and FLOPs per second since about a minute ago, or since training began."""
+        flops = done.flops(self.parameters, in_train=False)
+        point = (now_ns, done.tokens, flops[shown_convention(flops)])
+        self._minute.append(point)
+        while len(self._minute) > 2 and now_ns - self._minute[1][0] >= _MINUTE_NS:
+            self._minute.popleft()
+        then = self._minute[0]
+        tokens, work = (
+            (b - a) / ((now_ns - then[0]) / NS_PER_S) if a is not None and b is not None and now_ns > then[0] else None
+            for a, b in zip(then[1:], point[1:], strict=True)
+        )
+        return {"tokens_per_s": tokens, "flops_per_s": work}
 
     def _pages(self) -> list[PageReading]:
         pages = []
@@ -196,23 +294,10 @@ class LiveAttempt:
                 pages.append(page)
         return pages
 
-    @staticmethod
-    def _tokens(states: Sequence[MeterState]) -> int | None:
-        known = [s.counters.tokens for s in states]
-        return None if any(t is None for t in known) else sum(t for t in known if t is not None)
-
     def _per_hour(self, now_ns: int) -> Fraction | None:
         wall = now_ns + self._wall_offset_ns
         rate = next(iter(self._book.device_rates(wall, wall + 1, self._paid.total))).per_unit
         return None if rate is None else rate * self._paid.total * NS_PER_HOUR
-
-    def _mfu(self, tokens: int | None, train_ns: int) -> float | None:
-        peaks = [p for p in (self.peak_flops_per_s, self._before.peak_flops_per_s) if p is not None]
-        if not tokens or not train_ns or self.parameters is None or not peaks:
-            return None
-        # All attempts and the best peak, so that it is the receipt's figure.
-        flops = six_nd(self.parameters, tokens + self._before.done_tokens)
-        return utilization(flops, train_ns + self._before.train_ns, max(peaks))
 
     def _forecast(self, spend: Fraction | None, tokens: int | None, step: int) -> Fraction | None:
         if self._planned_tokens and tokens is not None:

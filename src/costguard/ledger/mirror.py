@@ -11,12 +11,12 @@ import threading
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import fsspec
 
 from costguard.errors import RunNotFoundError, warn
 from costguard.ledger.account import RunAccount
+from costguard.ledger.control import is_control
 from costguard.ledger.files import Files, LocalFiles
 from costguard.ledger.fold import SeatFiles, fold
 from costguard.ledger.layout import Seat, seats_in
@@ -44,6 +44,7 @@ class Mirror:
         self._files = files or LocalFiles()
         self._fs, self._root = fsspec.core.url_to_fs(self.url)
         self._sent: dict[str, int] = {}
+        self._decided: set[str] = set()
         self._names: dict[str, str] = {}
 
     def push(self, path: str) -> None:
@@ -68,6 +69,29 @@ class Mirror:
             part = f"{self._root}/{self._names[path]}.p{(first + at) // PART_BYTES:06d}"
             self._fs.pipe_file(part, data[at : at + PART_BYTES])
         self._sent[path] = first + len(data)
+
+    def push_decisions(self, folder: str) -> None:
+        """Send what was decided about the run and is not there yet.
+
+        Args:
+            folder: The run's local folder.
+        """
+        for name in filter(is_control, self._files.listing(folder)):
+            if name not in self._decided:
+                self._fs.makedirs(self._root, exist_ok=True)
+                self._fs.pipe_file(f"{self._root}/{name}", self._files.read(os.path.join(folder, name)))
+                self._decided.add(name)
+
+    def _fetch_decisions(self, folder: str) -> None:
+        here = set(self._files.listing(folder))
+        try:
+            listed = self._fs.ls(self._root, detail=False)
+        except FileNotFoundError:
+            return
+        for key in sorted(listed):
+            name = key.rsplit("/", 1)[-1]
+            if is_control(name) and name not in here:
+                self._put(folder, name, self._fs.cat_file(key))
 
     def seat_files(self) -> list[SeatFiles]:
         """All mirrored segments of the run; empty if there are none."""
@@ -94,6 +118,7 @@ class Mirror:
         Raises:
             OSError: If the disk does not take it all; what it took counts.
         """
+        self._fetch_decisions(folder)
         here = {each.seat: each.segment for each in FolderReader(folder, self._files).seat_files()}
         seats = {name: seat for seat, segment in here.items() if (name := _name(segment))}
         for each in self.seat_files():
@@ -108,9 +133,11 @@ class Mirror:
                 here[seat] = each.segment
 
     def _write(self, folder: str, seat: Seat, data: bytes, *, beside: bool) -> None:
-        self._files.make_folder(folder)
         pieces = len(seat.more(self._files.listing(folder)))
-        name = f"{seat.stem}.more-{pieces + 1:04d}.jsonl" if beside else seat.segment
+        self._put(folder, f"{seat.stem}.more-{pieces + 1:04d}.jsonl" if beside else seat.segment, data)
+
+    def _put(self, folder: str, name: str, data: bytes) -> None:
+        self._files.make_folder(folder)
         handle = self._files.create(os.path.join(folder, name))
         try:
             if self._files.write(handle, data) < len(data):
@@ -222,6 +249,7 @@ class MirrorThread:
             try:
                 for path in self._paths:
                     self._mirror.push(path)
+                self._mirror.push_decisions(os.path.dirname(self._paths[-1]))
                 del self._paths[:-1]
             except Exception as error:  # a store may raise anything; the local journal has it all
                 self._away(error)
@@ -233,36 +261,6 @@ class MirrorThread:
             return
         self._warned = True
         warn(f"the mirror {self._mirror.url} is away ({_short(error)}); the journal here goes on.")
-
-
-def within(seconds: float, work: Callable[[], Any]) -> Any:
-    """Do something that a dead network may hang, or give up.
-
-    Args:
-        seconds: How long to wait.
-        work: What to do, on another thread.
-
-    Raises:
-        TimeoutError: If it takes longer.
-        Exception: Whatever `work` raised.
-    """
-    outcome: list[Any] = []
-    error: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            outcome.append(work())
-        except BaseException as raised:
-            error.append(raised)
-
-    thread = threading.Thread(target=run, name="costguard-mirror-read", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        raise TimeoutError(f"no answer in {seconds:.0f} s")
-    if error:
-        raise error[0]
-    return outcome[0]
 
 
 def load_mirrored(url: str) -> tuple[str, RunAccount]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from lightning.pytorch import Trainer
 
 from costguard.errors import warn
 
@@ -27,6 +28,15 @@ class BatchCount(NamedTuple):
 
 
 _NOTHING = BatchCount()
+COUNTED_ELSEWHERE = BatchCount(0, 0, 0)
+"""For a rank that reads the same batch as the one that counts it."""
+
+
+def reads_own_batches(trainer: Trainer) -> bool:
+    """Whether this rank counts its batches: of ranks that split one model and read the same ones, the first does."""
+    said = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
+    replicas = said.get("num_replicas") or trainer.world_size
+    return trainer.global_rank % max(1, trainer.world_size // replicas) == 0
 
 
 class BatchCounter:

@@ -15,24 +15,24 @@ except ImportError as missing:
         "or use it where your training already runs. Reading reports needs neither."
     ) from missing
 
-from costguard.ledger.activity import ActivityMeter, Counters
-from costguard.ledger.attempt import count
 from costguard.lightning import private
 from costguard.lightning.batches import BatchCounter, CountTokens
 from costguard.lightning.instances import Instances
-from costguard.lightning.joining import make_run
+from costguard.lightning.joining import agreed_book, callbacks_of, make_run
 from costguard.lightning.progress import ProgressFields
 from costguard.lightning.rows import CostRows
 from costguard.lightning.run import STATE_KEY, Run
 from costguard.lightning.settings import Settings
 from costguard.lightning.shield import shielded, tell
+from costguard.lightning.training import Training
 from costguard.lightning.wrapping import wrap_checkpoints
+from costguard.plan.forecast import Forecast
 from costguard.policies.gap import GapMode
 from costguard.prices import PriceBook
 from costguard.records import Activity
-from costguard.units import NS_PER_S
 
 _TRAIN = int(Activity.TRAIN)
+_COMPILE = int(Activity.COMPILE)
 _DATA_WAIT = int(Activity.DATA_WAIT)
 _METERING = int(Activity.METERING)
 _STATE_VERSION = 1
@@ -49,6 +49,9 @@ class CostMonitor(Callback):
         gpus: GPUs that are paid for over all nodes, also those left unused. By default the scheduler's allocation,
             else the visible GPUs, never less than the ranks.
         planned_tokens: Tokens of the whole plan, for the forecast; by default `max_steps` is the plan.
+        planned_usd: What the whole plan is to cost, US dollars; with `planned_hours` or a price it is told when the run
+            is behind its plan and over its cost.
+        planned_hours: How long the whole plan is to take, hours.
         tags: Labels such as `{"project": "tiny-llm", "stage": "pretrain"}`, by which money is broken down.
         run_id: Name of the run; by default it is found out (see README, "One run over restarts").
         dir: Folder in which runs lie, by default the Trainer's `default_root_dir`; or an fsspec URL such as
@@ -78,6 +81,8 @@ class CostMonitor(Callback):
         prices: PriceBook | None = None,
         gpus: int | None = None,
         planned_tokens: float | None = None,
+        planned_usd: float | str | None = None,
+        planned_hours: float | None = None,
         tags: dict[str, str] | None = None,
         run_id: str | None = None,
         dir: str | None = None,
@@ -94,6 +99,8 @@ class CostMonitor(Callback):
             prices=prices,
             gpus=gpus,
             planned_tokens=planned_tokens,
+            planned_usd=planned_usd,
+            planned_hours=planned_hours,
             tags=tags,
             run_id=run_id,
             dir=dir,
@@ -110,18 +117,16 @@ class CostMonitor(Callback):
         """What belongs to one process, and is made anew in a copy or a forked one."""
         self._counter = BatchCounter(self._said.count_tokens)
         self._instances = Instances()
-        self._bar = ProgressFields(self._said.book.currency)
+        self._currency = self._said.book.currency
+        self._bar = ProgressFields()
         self._trainer: Trainer | None = None
         self._run: Run | None = None
-        self._meter: ActivityMeter | None = None
-        self._step: Callable[[], int] = _no_step
         self._rows: CostRows | None = None
         self._saves_are_done: Callable[[], None] = _nothing
-        self._next_tick_ns = 0
-        self._last_work_ns = 0
         self._came_from = int(Activity.IDLE)
         self._loaded: Mapping[str, Any] | None = None
         self._in_flight: Any = None
+        self._training: Training | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Only what the user said goes along into a copy or to another process."""
@@ -142,12 +147,10 @@ class CostMonitor(Callback):
     @shielded
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin to meter, decide which run this is as far as possible, and wrap what has no hook."""
-        run = self._run_of(trainer)
+        run = self.join(trainer)
         run.meter.enter(Activity.METERING)
         run.failed(None)
         self._trainer = trainer
-        if not run.is_open:
-            run.identify(trainer.strategy.broadcast)
         if self._rows is None:
             self._rows = CostRows(run.meter, self._costs, self._said.cadence, inject=trainer.is_global_zero)
         for logger in trainer.loggers:
@@ -159,12 +162,34 @@ class CostMonitor(Callback):
         run.count_parameters(pl_module)
         run.meter.enter(Activity.STARTUP)
 
+    @property
+    def stated_prices(self) -> PriceBook:
+        """The prices that were said here, empty if none were."""
+        return self._said.book
+
+    @property
+    def forecast(self) -> Forecast | None:
+        """How the run is expected to end, `None` until that can be said, or on another rank than the first."""
+        outlook = self._training.outlook if self._training is not None else None
+        return outlook.forecast if outlook is not None else None
+
+    def join(self, trainer: Trainer) -> Run:
+        """The run that this process is metered for, known as far as it can be without a checkpoint.
+
+        For the other callbacks of costguard, which may be set up before this one; to be called on all ranks.
+        """
+        run = self._run_of(trainer)
+        if not run.is_open and not run.asked:
+            run.identify(trainer.strategy.broadcast)
+        return run
+
     def _run_of(self, trainer: Trainer) -> Run:
         if self._run is not None and self._run.pid != os.getpid():
             self._begin()  # a forked rank is a process of its own
         before = self._run
         if before is None or before.ended:
-            config = self._said.config(trainer)
+            config = replace(self._said.config(trainer), book=agreed_book(callbacks_of(trainer)))
+            self._currency = config.book.currency
             if before is not None and before.is_open:
                 # Another run has had this process since: this is the same run's next attempt.
                 config = replace(config, run_id=before.run_id)
@@ -194,6 +219,8 @@ class CostMonitor(Callback):
         run.meter.enter(Activity.TEARDOWN)
         run.failed(exception)
         run.open_new()
+        if self._training is not None:
+            self._training.tell_flops()
         self._closing_row(trainer)
         if run.is_open:
             run.writer.settle()
@@ -212,8 +239,9 @@ class CostMonitor(Callback):
         private.restore_hooks(self)
         if self._rows is not None:
             self._rows.on = False  # where somebody has wrapped on our wraps, these stay, and are silent
-        self._rows = self._trainer = self._meter = self._in_flight = None
-        self._step = _no_step
+        if self._training is not None:
+            self._training.leave()
+        self._rows = self._trainer = self._in_flight = self._training = None
         if self._run is not None:
             self._run.meter.enter(_METERING)
             if self._run.is_open:
@@ -246,8 +274,7 @@ class CostMonitor(Callback):
         run.meter.enter(Activity.METERING)
         loaded, self._loaded = self._loaded, None
         run.begin_training(trainer, loaded)
-        self._step = private.step_counter(trainer)
-        self._meter = run.meter
+        self._training = Training(trainer, pl_module, run, self._counter, self._said)
         run.meter.enter(Activity.DATA_WAIT)
 
     def _open(self) -> Run:
@@ -264,45 +291,31 @@ class CostMonitor(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Waiting for data is over."""
-        meter = self._meter
-        if meter is not None:
+        if self._training is not None:
             self._in_flight = batch
-            meter.enter(_TRAIN)
+            self._training.steps.begin(batch, batch_idx)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """A micro-batch is done: count it."""
-        meter = self._meter
-        if meter is None:
+        training, run = self._training, self._run
+        if training is None or run is None:
             return
-        now = meter.now_ns()
+        now = run.meter.now_ns()
         try:
-            counters = meter.state.counters
-            if self._in_flight is not None:
-                self._in_flight = None
-                counters = self._counted(counters, self._step(), batch)
-            meter.settle(now, _DATA_WAIT, counters)
-            self._last_work_ns = now
-            if now >= self._next_tick_ns:
-                self._next_tick_ns = now + NS_PER_S
-                with meter.span(_METERING):
-                    self._tick(trainer)
+            self._in_flight = None
+            if training.end_batch(batch, now):
+                with run.meter.span(_METERING):
+                    self._tick(trainer, training)
         except Exception as error:  # as `shielded` does, without its cost at each batch
             tell("on_train_batch_end", error)
 
-    def _counted(self, counters: Counters, step: int, batch: Any) -> Counters:
-        counted = count(counters, step, *self._counter.count(batch))
-        # Tokens that could not be counted throughout are unknown, not fewer.
-        return counted._replace(tokens=None, padding=None) if self._counter.failed else counted
-
-    def _tick(self, trainer: Trainer) -> None:
-        run = self._run
-        assert run is not None
-        run.move_to_padding(self._counter.late())
-        if not trainer.is_global_zero:
+    def _tick(self, trainer: Trainer, training: Training) -> None:
+        figures = training.tick()
+        if figures is None:
             return
-        self._costs()
+        self._bar.show(figures, self._currency)
         # Who has gone through a whole epoch without a row logs nothing at all, and gets rows of costs.
         rows = self._rows
         if rows is not None and rows.users_rows == 0 and trainer.current_epoch > 0 and trainer.loggers:
@@ -312,8 +325,9 @@ class CostMonitor(Callback):
         figures = self._run.figures() if self._run is not None else None
         if figures is None:
             return {}
-        self._bar.show(figures)
-        return figures.metrics(self._said.book.currency)
+        self._bar.show(figures, self._currency)
+        more = self._training.metrics() if self._training is not None else {}
+        return {**figures.metrics(self._currency), **more}
 
     # -- what is not training ---------------------------------------------------------------------------------
 
@@ -326,6 +340,8 @@ class CostMonitor(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Back to what was before."""
         self._open().meter.enter(self._came_from)
+        if self._training is not None and self._training.outlook is not None:
+            self._training.outlook.validations += 1
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Testing is charged as validation."""
@@ -347,13 +363,15 @@ class CostMonitor(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Training is over: the last figures go where no row has had them."""
         run = self._metering()
-        run.move_to_padding(self._counter.late(wait=True))
+        if self._training is not None:
+            self._training.finish()
         self._closing_row(trainer)
         run.meter.enter(Activity.TEARDOWN)
 
     def _closing_row(self, trainer: Trainer) -> None:
-        if self._rows is not None and self._last_work_ns:
-            self._rows.closing_row(trainer.loggers, private.logging_step(trainer), self._last_work_ns)
+        training = self._training
+        if self._rows is not None and training is not None and training.last_work_ns:
+            self._rows.closing_row(trainer.loggers, private.logging_step(trainer), training.last_work_ns)
 
     # -- checkpoints ------------------------------------------------------------------------------------------
 
@@ -366,25 +384,14 @@ class CostMonitor(Callback):
         run = self._run
         if run is None or not run.is_open:
             return None
-        self._count_what_is_done(run)
+        if self._training is not None and self._trainer is not None:
+            # A callback before us may save after a batch whose end we have not seen.
+            self._training.steps.end_early(self._in_flight, self._trainer.global_step)
         seat = run.writer.seat
         return {"v": _STATE_VERSION, "run": run.run_id, "attempt": seat.attempt, "save": run.writer.mark()}
 
-    def _count_what_is_done(self, run: Run) -> None:
-        """Count a batch whose step is done but whose end we have not seen: a callback before us may save there."""
-        trainer, state = self._trainer, run.meter.state
-        if self._in_flight is not None and trainer is not None and trainer.global_step > state.counters.step:
-            counters = self._counted(state.counters, trainer.global_step, self._in_flight)
-            self._in_flight = None
-            run.meter.settle(run.meter.now_ns(), state.activity, counters)
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Nothing to do: what the checkpoint says was read when it was loaded, for all ranks alike."""
-
-
-def _no_step() -> int:
-    """No training has begun yet."""
-    return 0
 
 
 def _nothing() -> None:

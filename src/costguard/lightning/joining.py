@@ -3,14 +3,42 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
 
+from costguard.errors import config_error
 from costguard.ledger.allocation import read_allocation
 from costguard.ledger.devices import paid_devices
 from costguard.lightning.run import Place, Run, RunConfig
+from costguard.prices import PriceBook
+
+
+def callbacks_of(trainer: Trainer) -> list[Any]:
+    """The Trainer's own list of callbacks; what is added to it while hooks run is called too."""
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    return callbacks
+
+
+def agreed_book(callbacks: Iterable[Any]) -> PriceBook:
+    """The prices that a Trainer's callbacks state: those of any, and of several only if they are the same.
+
+    Args:
+        callbacks: All callbacks; those of costguard that may state prices have `stated_prices`.
+
+    Raises:
+        ConfigError: If two state different prices.
+    """
+    stated = [(type(c).__name__, book) for c in callbacks if (book := getattr(c, "stated_prices", None)) is not None]
+    given = [(name, book) for name, book in stated if book.prices]
+    for name, book in given[1:]:
+        if not book.same_as(given[0][1]):
+            raise config_error(
+                f"{given[0][0]} and {name} state different prices; give the price in one of them, or the same in both."
+            )
+    return given[0][1] if given else PriceBook()
 
 
 def make_run(trainer: Trainer, config: RunConfig) -> Run:

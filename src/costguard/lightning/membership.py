@@ -6,11 +6,12 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from costguard.deadline import within
 from costguard.errors import ConfigError, CostguardError, config_error, warn
 from costguard.ledger.allocation import Allocation
 from costguard.ledger.files import Files
 from costguard.ledger.layout import Seat, run_folder
-from costguard.ledger.mirror import Mirror, within
+from costguard.ledger.mirror import Mirror
 from costguard.ledger.opening import (
     Claim,
     Identity,
@@ -55,6 +56,11 @@ class Membership:
     def decided(self) -> bool:
         """Whether the user or the scheduler has said which run this is, so that no checkpoint can say otherwise."""
         return self._identity is not None and self._identity.decided
+
+    @property
+    def asked(self) -> bool:
+        """Whether it was asked which run this is."""
+        return self._identity is not None
 
     @property
     def why(self) -> str:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from functools import cache, partial
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
@@ -82,3 +83,53 @@ def logging_step(trainer: Trainer) -> int:
 def is_restored_after_setup(trainer: Trainer) -> bool:
     """Whether the strategy reads checkpoints only after it has set the model up (FSDP does)."""
     return bool(getattr(trainer.strategy, "restore_checkpoint_after_setup", True))
+
+
+_READABLE = ("global_step", "current_epoch", "max_steps", "max_epochs", "world_size", "global_rank", "local_rank")
+
+
+def make_shadow(module: Any, trainer: Trainer) -> None:
+    """Make a copy of a module ready to run by itself: as it was written, with a Trainer that can only be read.
+
+    What `torch.compile` has put in place belongs to the original and must not be called on the copy; what the copy
+    logs goes nowhere.
+
+    Args:
+        module: The copy.
+        trainer: The original's Trainer.
+    """
+    if getattr(module, "_compiler_ctx", None) is not None:
+        for name in ("forward", "training_step", "validation_step", "test_step", "predict_step"):
+            vars(module).pop(name, None)
+        module._compiler_ctx = None
+    for part in module.modules():
+        if getattr(part, "_compiled_call_impl", None) is not None:
+            part._compiled_call_impl = None
+    module._trainer = SimpleNamespace(training=True, **{name: getattr(trainer, name) for name in _READABLE})
+    module.log = module.log_dict = _say_nothing
+
+
+def _say_nothing(*_: Any, **__: Any) -> None:
+    """A copy does not log."""
+
+
+def wait_for_saves(trainer: Trainer) -> None:
+    """Return when the checkpoints that were asked for are written, where that happens on a thread beside."""
+    executor = getattr(trainer.strategy.checkpoint_io, "_executor", None)
+    if executor is not None:
+        # AsyncCheckpointIO writes on one thread: what is asked of it now is done after the checkpoint.
+        executor.submit(int).result()
+
+
+def last_of_fit(trainer: Trainer) -> tuple[Any, str]:
+    """Object and method that Lightning calls last when a fit ends in order."""
+    if trainer.loggers:
+        return trainer.loggers[-1], "finalize"
+    return trainer.lightning_module, "teardown"
+
+
+def never_requeue(trainer: Trainer) -> None:
+    """Keep Lightning's own Slurm plugin from putting the job back into the queue."""
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    if getattr(environment, "auto_requeue", False):
+        environment.auto_requeue = False  # type: ignore[union-attr]

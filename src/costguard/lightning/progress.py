@@ -12,18 +12,17 @@ from costguard.units import NS_PER_HOUR, format_money
 class ProgressFields:
     """Adds fields to the bar; the values are set from outside, so a refresh costs nothing."""
 
-    def __init__(self, currency: str) -> None:
-        self._currency = currency
+    def __init__(self) -> None:
         self._fields: dict[str, str] = {}
 
     def wrap(self, instances: Instances, bar: Any) -> None:
         """Add the fields to what a bar shows."""
         instances.wrap(bar, "get_metrics", self._with_fields)
 
-    def show(self, figures: Figures) -> None:
-        """Set the values."""
+    def show(self, figures: Figures, currency: str) -> None:
+        """Set the values, money in a currency."""
         if figures.spend is not None:
-            self._fields = {"cost": format_money(figures.spend, self._currency)}
+            self._fields = {"cost": format_money(figures.spend, currency)}
         else:
             self._fields = {"device_h": f"{figures.device_ns / NS_PER_HOUR:.3g}"}
         if figures.mfu is not None:

@@ -12,23 +12,26 @@ from lightning.pytorch import Trainer
 from torch.nn.parameter import UninitializedParameter
 
 from costguard.clock import Clock, SystemClock, process_start_ns
+from costguard.deadline import within
 from costguard.errors import warn
-from costguard.hardware.peaks import Peak
-from costguard.ledger.activity import ActivityMeter
+from costguard.flops.step import Work
+from costguard.ledger.account import RunAccount
+from costguard.ledger.activity import ActivityMeter, MeterState
 from costguard.ledger.allocation import Allocation
 from costguard.ledger.attempt import AttemptWriter
 from costguard.ledger.devices import Paid
 from costguard.ledger.files import Files, LocalFiles
 from costguard.ledger.fold import fold_line
 from costguard.ledger.live import Figures, LiveAttempt
-from costguard.ledger.mirror import Mirror, within
+from costguard.ledger.mirror import Mirror
 from costguard.ledger.mounts import ephemeral_disk
 from costguard.ledger.opening import Claim
 from costguard.ledger.page import read_page
 from costguard.ledger.places import read_folder
 from costguard.ledger.process_time import PROCESS
 from costguard.lightning.membership import MIRROR_PATIENCE_S, Broadcast, Membership
-from costguard.lightning.peak import device_peak
+from costguard.lightning.peak import DevicePeak, device_peak, same_dtype
+from costguard.lightning.probing import Seen
 from costguard.lightning.shield import metering
 from costguard.policies.gap import GapMode
 from costguard.prices import PriceBook
@@ -109,10 +112,12 @@ class Run:
         self._clock = clock or SystemClock()
         self._wall_offset_ns = self._clock.wall_ns() - self._clock.now_ns()
         self._membership = Membership(config.root, place.rank, config.run_id, config.mirror, allocation, self._files)
+        self.save_times_ns: list[int] = []
         self._writer: AttemptWriter | None = None
         self._reason: str | None = None
-        self._parameters = 0
-        self._peak: Peak | None = None
+        self._parameters = self._trainable = 0
+        self._peak: DevicePeak | None = None
+        self._given_peak: float | None = None
         start_ns, activity = PROCESS.take(self)
         self.meter = ActivityMeter(start_ns, activity, self._clock.now_ns)
 
@@ -147,6 +152,11 @@ class Run:
             self._open(self._membership.new())
 
     # -- the journal ------------------------------------------------------------------------------------------
+
+    @property
+    def asked(self) -> bool:
+        """Whether it was asked which run this is, though only a checkpoint may say."""
+        return self._membership.asked
 
     @property
     def is_open(self) -> bool:
@@ -241,13 +251,26 @@ class Run:
 
     def count_parameters(self, module: torch.nn.Module) -> None:
         """Count the module's parameters, each once; kept if more than before (a shard or a shell has fewer)."""
-        seen = {id(p): p.numel() for p in module.parameters() if not isinstance(p, UninitializedParameter)}
-        self._parameters = max(self._parameters, sum(seen.values()))
+        seen = {id(p): p for p in module.parameters() if not isinstance(p, UninitializedParameter)}
+        total = sum(p.numel() for p in seen.values())
+        if total >= self._parameters:
+            self._parameters = total
+            self._trainable = sum(p.numel() for p in seen.values() if p.requires_grad)
 
     def find_peak(self, trainer: Trainer, given: float | None) -> None:
         """Find the device's peak, once a process."""
         if self._peak is None:
-            self._peak = device_peak(trainer, given)
+            self._given_peak, self._peak = given, device_peak(trainer, given)
+
+    def _correct_peak(self, trainer: Trainer, seen: str | None) -> None:
+        """Take the peak of what products really run in, where the Trainer's precision says otherwise."""
+        if self._peak is None or seen is None or self._given_peak is not None:
+            return
+        if self._peak.dtype is not None and not same_dtype(self._peak.dtype, seen):
+            self._peak = device_peak(trainer, None, seen)
+            self.writer.fact("peak", **self._peak.fact())
+            if self.live is not None:
+                self.live.peak_flops_per_s = self._peak.flops_per_s
 
     def begin_training(self, trainer: Trainer, word: Mapping[str, Any] | None) -> None:
         """Say what training goes on from, record the model's size and peak, and sum up what was before.
@@ -263,19 +286,31 @@ class Run:
             self.writer.resumed(word.get("attempt") if own else None, word.get("save") if own else None, step)
         self.meter.settle(state.since_ns, state.activity, state.counters._replace(step=step))
         if self._parameters:
-            self.writer.fact("model", parameters=self._parameters)
+            self.writer.fact("model", parameters=self._parameters, trainable=self._trainable)
         if self._peak is not None:
-            peak = self._peak
-            self.writer.fact("peak", flops_per_s=peak.flops_per_s, source=peak.source, reason=peak.reason)
+            self.writer.fact("peak", **self._peak.fact())
         if self.live is not None:
             self.begin_live()
             self.live.planned_steps = trainer.max_steps if trainer.max_steps > 0 else None
+
+    def note_flops(self, trainer: Trainer, seen: Seen | None, problem: str | None) -> None:
+        """Record what the first counted batch showed, or why the model's FLOPs are not counted."""
+        self._correct_peak(trainer, seen.step.dtype if seen else None)
+        frozen = self._trainable < self._parameters
+        self.writer.fact("flops", reason=problem, **(seen.fact(self._parameters, frozen=frozen) if seen else {}))
 
     def move_to_padding(self, tokens: int) -> None:
         """Count as padding what was counted as tokens before the device had told which it was."""
         state = self.meter.state
         if tokens:
             self.meter.settle(state.since_ns, state.activity, state.counters.moved_to_padding(tokens))
+
+    def add_work(self, work: Work) -> None:
+        """Count FLOPs of batches that were counted without them."""
+        state = self.meter.state
+        if work.full and state.counters.work is not None:
+            counters = state.counters._replace(work=state.counters.work + work)
+            self.meter.settle(state.since_ns, state.activity, counters)
 
     def begin_live(self) -> None:
         """Sum up what was before the training that begins now; for the first rank, whose loggers and bar show it."""
@@ -298,7 +333,40 @@ class Run:
         """Read the live figures now; `None` on ranks that show none."""
         return self.live.figures(self.meter.state, self._clock.now_ns()) if self.live is not None else None
 
+    def states(self) -> list[MeterState]:
+        """This rank's state, then those of the other ranks that can be seen from here."""
+        return [self.meter.state, *(self.live.other_states() if self.live is not None else ())]
+
+    def pids(self) -> list[int]:
+        """Process ids of the attempt's ranks that are known on this machine."""
+        ranks = self.account().of_attempt(self.writer.seat.attempt)
+        here = [r for r in ranks if r.tenure.host == self._allocation.tenure.host]
+        return [r.header["pid"] for r in here if "pid" in r.header]
+
+    @property
+    def files(self) -> Files:
+        """The file layer."""
+        return self._files
+
+    @property
+    def supervised(self) -> bool:
+        """Whether a scheduler or launcher started this process, who may start it again."""
+        return self._allocation.job is not None or self._allocation.tenure.allocation is not None
+
+    @property
+    def peak_dtype(self) -> str | None:
+        """What the device's peak is of, such as `tf32`."""
+        return self._peak.dtype if self._peak is not None else None
+
     # -- the end ----------------------------------------------------------------------------------------------
+
+    def account(self) -> RunAccount:
+        """Everything that is written of the run so far."""
+        return read_folder(self.writer.folder, self._files)
+
+    def wall_ns(self) -> int:
+        """Now, on the wall clock as it was when this process began: one that is put forward or back changes nothing."""
+        return self._clock.now_ns() + self._wall_offset_ns
 
     def failed(self, error: BaseException | None) -> None:
         """Note why training ended; `None` after it ended in order."""

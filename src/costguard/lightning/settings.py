@@ -16,6 +16,7 @@ from costguard.lightning.run import RunConfig
 from costguard.policies.gap import GAP_MODES, GapMode
 from costguard.policies.rows import RowCadence
 from costguard.prices import PriceBook
+from costguard.prices.book import price_argument
 from costguard.units import NS_PER_S, Money
 
 
@@ -26,6 +27,8 @@ class Settings:
     book: PriceBook
     gpus: int | None
     planned_tokens: int | None
+    planned_usd: Money | None
+    planned_hours: float | None
     tags: Mapping[str, str]
     run_id: str | None
     dir: str | None
@@ -44,6 +47,8 @@ class Settings:
         prices: PriceBook | None,
         gpus: int | None,
         planned_tokens: float | None,
+        planned_usd: Money | None,
+        planned_hours: float | None,
         tags: Mapping[str, str] | None,
         run_id: str | None,
         dir: str | None,
@@ -63,6 +68,9 @@ class Settings:
         book = _book(usd_per_gpu_hour, usd_per_hour, prices)
         check_gpus("CostMonitor", gpus)
         _check_positive("planned_tokens", planned_tokens, "a count of tokens such as 20e9")
+        _check_positive("planned_hours", planned_hours, "hours of the whole plan such as 72")
+        if planned_usd is not None:
+            price_argument("CostMonitor", "planned_usd", planned_usd)
         _check_positive("peak_flops_per_s", peak_flops_per_s, "FLOP/s of one device such as 989.4e12")
         if not log_every_s >= 0:
             raise config_error(f"CostMonitor(log_every_s={log_every_s!r}): expected seconds of at least 0, such as 1.")
@@ -74,6 +82,8 @@ class Settings:
             book=book,
             gpus=gpus,
             planned_tokens=None if planned_tokens is None else round(planned_tokens),
+            planned_usd=planned_usd,
+            planned_hours=planned_hours,
             tags={str(k): str(v) for k, v in (tags or {}).items()},
             run_id=run_id,
             dir=dir,

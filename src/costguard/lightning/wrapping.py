@@ -76,6 +76,7 @@ def _saving(original: Method, trainer: Trainer, run: Run, saved: _Saved) -> Meth
             result = original(filepath, *args, **kwargs)
         finally:
             run.meter.enter(before)
+            run.save_times_ns.append(run.meter.state.since_ns - begin)
         if run.is_open and trainer.is_global_zero:
             path = os.fspath(filepath)
             # A save that holds no callbacks (weights only) has no number of its own and is not resumed from.

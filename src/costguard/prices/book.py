@@ -181,6 +181,14 @@ class PriceBook:
         """Every instant at which some price begins or ends, ascending."""
         return tuple(sorted({end for p in self.prices for end in p.interval_ns if end is not None}))
 
+    def same_as(self, other: PriceBook) -> bool:
+        """Whether both say the same prices, however they are written."""
+
+        def said(book: PriceBook) -> tuple[Any, ...]:
+            return book.currency, *((parse_money(p.amount), p.unit, p.mode, p.interval_ns) for p in book.prices)
+
+        return said(self) == said(other)
+
     def device_rates(self, start_ns: int, end_ns: int, paid_devices: int) -> Iterator[Rate]:
         """Money per device-nanosecond between two instants, split where a price changes.
 

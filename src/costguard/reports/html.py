@@ -7,6 +7,7 @@ from typing import Any
 
 from costguard.reports import sections, tables
 from costguard.reports.breakdown import at, percent_of
+from costguard.reports.names import NAMES
 from costguard.reports.sections import Page, cell, hours
 from costguard.reports.svg import esc
 
@@ -141,7 +142,8 @@ def _headline(page: Page) -> str:
     amount = f"cost <b>{esc(cost)}</b>{esc(_planned(page))}" if cost else f"used <b>{used}</b>, unpriced"
     rate, mfu = page.cents(at(page.receipt, "spend", "per_million_tokens")), at(page.receipt, "mfu", "step")
     figures = [f"{rate} per million tokens"] if rate else []
-    figures += [f"MFU {100 * mfu:.1f}%"] if mfu is not None else []
+    name = NAMES.get(at(page.receipt, "mfu", "convention"), "6ND")
+    figures += [f"MFU {100 * mfu:.1f}% ({name})"] if mfu is not None else []
     waste = page.share("waste")
     clauses = [", ".join(figures)] if figures else []
     clauses.append(f"{percent_of(waste) if waste > 0 else 'none'} of it was waste")

@@ -13,12 +13,13 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from costguard.flops import six_nd, utilization
 from costguard.ledger.account import RankAccount, RunAccount
 from costguard.ledger.ledger import DEVICE, Spend, ledger_of, outcome_spend, price_ledger
 from costguard.ledger.lineage import steps_done
 from costguard.ledger.load import load_run
 from costguard.prices import PriceBook
+from costguard.reports.arithmetic import done_in, flops_of, gpus_of, mfu_of, saving_of
+from costguard.reports.budgets import budget_of
 from costguard.reports.series import series_of
 from costguard.reports.wastes import ADD_PRICE, provenance_of, wastes_of
 from costguard.units import NS_PER_HOUR, NS_PER_S, plain, round_money, round_shares
@@ -87,8 +88,9 @@ def receipt_of(account: RunAccount, folder: str) -> dict[str, Any]:
     """
     spend = price_ledger(ledger_of(account))
     activities, outcomes = account.activities_ns(), account.outcomes_ns()
-    tokens, flops = _tokens(account), _flops(account)
-    money = _money(account, spend, tokens["trained"])
+    done = done_in(account)
+    tokens, flops, mfu = _tokens(account), flops_of(account, done), mfu_of(account, done)
+    money, plan = _money(account, spend, tokens["trained"]), _plan(account, spend, tokens["trained"])
     data: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "run": {
@@ -107,10 +109,11 @@ def receipt_of(account: RunAccount, folder: str) -> dict[str, Any]:
         },
         "tokens": tokens,
         "flops": flops,
-        "mfu": _mfu(account, flops["estimate_6nd"], activities),
+        "mfu": {**mfu, "saving": saving_of(account, spend, mfu, plan)},
+        "gpus": gpus_of(account),
         "spend": money,
-        "plan": _plan(account, spend, tokens["trained"]),
-        "budget": None,
+        "plan": plan,
+        "budget": budget_of(account),
         "released": _released(account, spend.currency),
         "wastes": wastes_of(account, activities, outcomes, money),
         "checkpoints": _checkpoints(account),
@@ -192,28 +195,10 @@ def _tokens(account: RunAccount) -> dict[str, int | None]:
     }
 
 
-def _flops(account: RunAccount) -> dict[str, Any]:
-    model = account.fact("model")
-    parameters = model["parameters"] if model else None
-    tokens = _sum_known(account.ranks, "tokens")
-    estimate = six_nd(parameters, tokens) if parameters is not None and tokens is not None else None
-    return {"model": None, "estimate_6nd": estimate, "convention": "6nd", "parameters": parameters}
-
-
-def _mfu(account: RunAccount, flops: int | None, activities: Mapping[str, int]) -> dict[str, Any]:
-    found, best = account.fact("peak"), account.best_peak()
-    peak = best["flops_per_s"] if best else None
-
-    def over(ns: int) -> float | None:
-        return utilization(flops, ns, peak) if flops and ns and peak else None
-
-    return {
-        "step": over(activities.get("train", 0)),
-        "billed": over(account.elapsed_device_ns),
-        "peak_flops_per_s": peak,
-        "peak_source": best["source"] if best else None,
-        "reason": (best or found or {}).get("reason"),
-    }
+def _kept_flops(account: RunAccount) -> int | None:
+    """Model FLOPs of training that was kept, `None` if unknown."""
+    kept = [account.kept[r.seat].flops for r in account.ranks if r.final.counters.batches]
+    return None if any(flops is None for flops in kept) else sum(flops for flops in kept if flops is not None)
 
 
 def _texts(shares: Mapping[str, Decimal]) -> dict[str, str]:
@@ -230,7 +215,7 @@ def _money(account: RunAccount, spend: Spend, tokens: int | None) -> dict[str, A
         for (meter, unit), n in spend.unpriced.items()
     ]
     if not spend.priced:
-        nothing = dict.fromkeys(("total", "device_total", "usd_per_hour", "per_million_tokens"))
+        nothing = dict.fromkeys(("total", "device_total", "usd_per_hour", "per_million_tokens", "per_exaflop"))
         breakdowns: dict[str, Any] = {name: {} for name in ("by_activity", "by_outcome", "by_meter", "by_tag")}
         return {"currency": spend.currency, **nothing, **breakdowns, "unpriced": unpriced}
     total = round_money(spend.total)
@@ -251,6 +236,7 @@ def _money(account: RunAccount, spend: Spend, tokens: int | None) -> dict[str, A
         "unpriced": unpriced,
         "usd_per_hour": plain(round_money(spend.total / elapsed_hours)) if elapsed_hours else None,
         "per_million_tokens": plain(round_money(spend.total * 1_000_000 / tokens)) if tokens else None,
+        "per_exaflop": plain(round_money(spend.total * 10**18 / kept)) if (kept := _kept_flops(account)) else None,
     }
 
 

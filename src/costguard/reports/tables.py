@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from costguard.reports.breakdown import at, percent_of
+from costguard.reports.names import NAMES
 from costguard.reports.sections import Page, cell, hours, last, seconds, section, table, two_lines
 from costguard.reports.svg import Raw, esc
 from costguard.units import NS_PER_S, format_count
@@ -96,7 +97,8 @@ def verdicts(page: Page) -> str:
 
 def _figures(page: Page) -> list[tuple[str, object, object]]:
     tokens, flops, mfu, plan = (at(page.receipt, key) for key in ("tokens", "flops", "mfu", "plan"))
-    ratio, billed = at(mfu, "step"), at(mfu, "billed")
+    shown = at(mfu, "convention")
+    by = {name: value for name, value in (at(mfu, "step_by_convention") or {}).items() if name != shown}
     return [
         ("Tokens trained", _count(at(tokens, "trained")), ""),
         ("Tokens planned", _count(at(plan, "planned_tokens")), ""),
@@ -105,16 +107,25 @@ def _figures(page: Page) -> list[tuple[str, object, object]]:
         ("Samples", _count(at(tokens, "samples")), ""),
         ("Plan done", percent_of(at(plan, "progress_ratio")), ""),
         ("Parameters", _count(at(flops, "parameters")), ""),
-        ("Work, counted in the model", _count(at(flops, "model"), "FLOP"), ""),
+        ("Work, counted (full attention)", _count(at(flops, "model", "full_attention"), "FLOP"), at(flops, "how")),
+        ("Work, counted (causal attention)", _count(at(flops, "model", "causal"), "FLOP"), ""),
+        ("Work, executed", _count(at(flops, "hardware"), "FLOP"), "with recomputed activations"),
         ("Work, 6ND estimate", _count(at(flops, "estimate_6nd"), "FLOP"), ""),
         ("Peak per device", _count(at(mfu, "peak_flops_per_s"), "FLOP/s"), at(mfu, "peak_source")),
-        ("MFU of steps", None if ratio is None else f"{100 * ratio:.1f}%", ""),
-        ("MFU of all paid time", None if billed is None else f"{100 * billed:.1f}%", ""),
+        ("MFU of steps", _percent(at(mfu, "step")), NAMES.get(at(mfu, "convention"), "")),
+        *[(f"MFU of steps, {NAMES[name]}", _percent(value), "") for name, value in by.items() if name in NAMES],
+        ("MFU of all paid time", _percent(at(mfu, "billed")), NAMES.get(at(mfu, "convention"), "")),
+        ("HFU of steps", _percent(at(mfu, "hfu")), "executed FLOPs, full attention"),
         ("Cost per hour of the run", page.money(at(page.receipt, "spend", "usd_per_hour")), ""),
+        ("Price per exaFLOP", page.money(at(page.receipt, "spend", "per_exaflop")), "of model FLOPs that were kept"),
         ("Price per million tokens", page.money(at(page.receipt, "spend", "per_million_tokens")), ""),
         ("Forecast for the plan", page.money(at(plan, "forecast_total")), ""),
         ("Released, not counted", seconds(at(page.receipt, "released", "seconds")), _if_held(page)),
     ]
+
+
+def _percent(ratio: float | None) -> str | None:
+    return None if ratio is None else f"{100 * ratio:.1f}%"
 
 
 def _if_held(page: Page) -> str:

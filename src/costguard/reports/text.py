@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from costguard.reports.names import NAMES
 from costguard.reports.wastes import remedy_of
 from costguard.units import NS_PER_HOUR, NS_PER_S, format_count, format_duration_s, format_money
 
@@ -17,7 +18,7 @@ def render_text(receipt: Mapping[str, Any]) -> str:
     Args:
         receipt: See `costguard.reports.receipt.receipt_of`.
     """
-    parts = [_head, _where, _wastes, _training, _attempts, _checkpoints, _verdicts, _provenance]
+    parts = [_head, _where, _wastes, _training, _budget, _attempts, _checkpoints, _verdicts, _provenance]
     blocks = ["\n".join(part(receipt)) for part in parts]
     return "\n\n".join(block for block in blocks if block)
 
@@ -39,7 +40,7 @@ def headline(receipt: Mapping[str, Any]) -> str:
         if spend["usd_per_hour"]:
             parts.append(f"{_money(receipt, spend['usd_per_hour'])} per hour")
     if receipt["mfu"]["step"] is not None:
-        parts.append(f"MFU {receipt['mfu']['step']:.1%} (6ND)")
+        parts.append(f"MFU {receipt['mfu']['step']:.1%} ({NAMES[receipt['mfu']['convention']]})")
     parts.append(f"{waste_ratio(receipt):.1%} of it was waste (not kept training or validation)")
     return parts[0] + ": " + ", ".join(parts[1:]) + "."
 
@@ -90,22 +91,110 @@ def _wastes(receipt: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _training(receipt: Mapping[str, Any]) -> Iterator[str]:
-    tokens, flops, mfu, plan = (receipt[k] for k in ("tokens", "flops", "mfu", "plan"))
+    tokens, flops, plan = (receipt[k] for k in ("tokens", "flops", "plan"))
     yield "TRAINING"
     if tokens["trained"] is not None:
         apart = [f"{tokens[k]:,} {k}" for k in ("rework", "padding") if tokens[k]]
         yield f"tokens    {tokens['trained']:,} trained" + (f" ({', '.join(apart)} apart)" if apart else "")
     elif tokens["samples"] is not None:
         yield f"samples   {tokens['samples']:,} trained; tokens unknown"
-    if flops["estimate_6nd"] is not None:
-        yield f"FLOPs     {format_count(float(flops['estimate_6nd']))} by 6ND, {flops['parameters']:,} parameters"
-    if mfu["step"] is not None:
-        peak = f"{format_count(mfu['peak_flops_per_s'])}FLOP/s"
-        yield f"MFU       {mfu['step']:.1%} of train time, {mfu['billed']:.1%} of billed time (6ND)"
-        yield f"          peak {peak}, {mfu['peak_source']}"
+    yield from _flops(flops)
+    yield from _mfu(receipt)
+    yield from _gpus(receipt["gpus"])
     if plan["progress_ratio"] is not None:
         forecast = f", in all {_money(receipt, plan['forecast_total'])} at this pace" if plan["forecast_total"] else ""
         yield f"plan      {plan['progress_ratio']:.1%} of {format_count(plan['planned_tokens'])} tokens{forecast}"
+
+
+def _flops(flops: Mapping[str, Any]) -> Iterator[str]:
+    model, parameters = flops["model"], flops["parameters"]
+    of = f", {parameters:,} parameters" if parameters is not None else ""
+    if model is not None:
+        versus = f", {flops['vs_6nd_ratio']:.3f} x 6ND" if flops["vs_6nd_ratio"] else ""
+        yield f"FLOPs     {format_count(float(model['full_attention']))} of the model{versus}{of}"
+        gap = flops["gap_to_6nd"] or {}
+        shares = [f"{name} {value:+.1%}" for name, value in gap.items() if name != "total" and abs(value) >= 0.0005]
+        if shares:
+            yield f"          against 6ND {gap['total']:+.1%}: {', '.join(shares)}"
+    elif flops["estimate_6nd"] is not None:
+        yield f"FLOPs     {format_count(float(flops['estimate_6nd']))} by 6ND{of}"
+
+
+def _mfu(receipt: Mapping[str, Any]) -> Iterator[str]:
+    mfu = receipt["mfu"]
+    if mfu["step"] is None:
+        if mfu["model_flops_per_s"] is not None:
+            yield f"speed     {format_count(mfu['model_flops_per_s'])}FLOP/s a device; MFU unknown: {mfu['reason']}"
+        return
+    yield f"MFU       {mfu_line(mfu)}"
+    hfu = f", HFU {mfu['hfu']:.1%}" if mfu["hfu"] is not None else ""
+    best = f", {mfu['of_achievable']:.1%} of what a matrix product reaches here" if mfu["of_achievable"] else ""
+    billed = f"{mfu['billed']:.1%} of all billed time" if mfu["billed"] is not None else ""
+    yield f"          of train time; {billed}{hfu}{best}"
+    for alarm in mfu["alarms"]:
+        yield f"ALARM     {alarm}: the peak or the count is wrong; pass peak_flops_per_s=, or see `costguard doctor`"
+    saving = mfu["saving"]
+    if saving["money"] is not None:
+        saved = _money(receipt, saving["money"])
+        yield f"          raising it to {saving['mfu_to']:.1%} would save {saved} on the rest of the plan"
+
+
+def _gpus(gpus: Mapping[str, Any]) -> Iterator[str]:
+    if gpus["energy_kwh"] is not None:
+        how = " (partly integrated from power)" if gpus["energy_estimated"] else ""
+        yield f"energy    {gpus['energy_kwh']:.4g} kWh of the GPUs while they trained{how}"
+    for gpu in gpus["devices"]:
+        figures = [
+            *([f"{gpu['power_mean_w']:.0f} W"] if gpu["power_mean_w"] is not None else []),
+            *([_clock(gpu)] if gpu["sm_clock_mean_mhz"] is not None else []),
+            *([_memory(gpu)] if gpu["memory_max_bytes"] is not None else []),
+        ]
+        if figures or gpu["problem"]:
+            what = ", ".join(figures) or gpu["problem"]
+            yield f"GPU       attempt {gpu['attempt']} rank {gpu['rank']} {gpu['name']}: {what}"
+
+
+def _clock(gpu: Mapping[str, Any]) -> str:
+    limit = f" of {gpu['sm_clock_limit_mhz']:.0f}" if gpu["sm_clock_limit_mhz"] else ""
+    return f"{gpu['sm_clock_mean_mhz']:.0f}{limit} MHz"
+
+
+def _memory(gpu: Mapping[str, Any]) -> str:
+    total = f" of {format_count(float(gpu['memory_total_bytes']))}B" if gpu["memory_total_bytes"] else ""
+    return f"at most {format_count(float(gpu['memory_max_bytes']))}B{total} of memory"
+
+
+def mfu_line(mfu: Mapping[str, Any]) -> str:
+    """MFU by each convention with its peak, in one line."""
+    by = {name: mfu["step_by_convention"].get(name) for name in ("full_attention", "causal", "6nd")}
+    known = {NAMES[name]: f"{value:.1%}" for name, value in by.items() if value is not None}
+    first, *others = known.items()
+    figures = [f"{first[1]} ({first[0]})", *(f"{value} {name}" for name, value in others)]
+    dtype = f" {mfu['dtype']} dense" if mfu["dtype"] else ""
+    peak = f"peak {format_count(mfu['peak_flops_per_s'])}FLOP/s{dtype}, {mfu['peak_source']}"
+    return " | ".join([*figures, peak])
+
+
+def _budget(receipt: Mapping[str, Any]) -> Iterator[str]:
+    budget = receipt["budget"]
+    if budget is None:
+        return
+    yield "BUDGET"
+    for key, limit in budget["limits"].items():
+        scope, unit, _ = key.rsplit("/", 2)
+        amount = format_money(limit) if unit == "usd" else f"{limit} GPU-hours"
+        yield f"{amount} for the {scope}"
+    for stop in budget["stops"]:
+        yield f"stopped at step {stop['step']} of attempt {stop['attempt']}: {stop['message']}"
+        if stop["reserved_s"] is not None:
+            parts = ", ".join(
+                f"{part['part']} {format_duration_s(part['predicted_s'])}"
+                + (f" (took {format_duration_s(part['real_s'])})" if part["real_s"] is not None else "")
+                for part in stop["parts"]
+                if part["predicted_s"] or part["real_s"]
+            )
+            reserved, took = (format_duration_s(stop[name]) for name in ("reserved_s", "took_s"))
+            yield f"   set aside for stopping {reserved}, it took {took}: {parts}"
 
 
 def _attempts(receipt: Mapping[str, Any]) -> Iterator[str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from costguard.ledger.account import RunAccount
+from costguard.reports.names import NAMES
 from costguard.units import NS_PER_S, format_count, format_duration_s
 
 ADD_PRICE = 'CostMonitor(usd_per_gpu_hour="2.49")'
@@ -108,10 +109,16 @@ def _tokens_row(tokens: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def _flops_row(flops: Mapping[str, Any]) -> tuple[str, str, str]:
+    if flops["model"] is not None:
+        check = flops["check"]
+        text = f"each product of a batch of each size ({flops['how']}), summed over batches and ranks"
+        return "FLOPs", "measured", f"{text}; {check['sentence']}" if check else text
+    why = f" ({flops['reason']})" if flops["reason"] else ""
     if flops["estimate_6nd"] is None:
-        return "FLOPs", "unknown", "needs the model's parameters and tokens"
+        return "FLOPs", "unknown", f"the model's were not counted{why}, and 6ND needs its parameters and tokens"
     parameters = format_count(flops["parameters"])
-    return "FLOPs", "estimated", f"6ND: 6 x {parameters} parameters x tokens, redone ones included, padding not"
+    text = f"6ND: 6 x {parameters} parameters x tokens, redone ones included, padding not"
+    return "FLOPs", "estimated", f"{text}; the model's were not counted{why}"
 
 
 def _mfu_row(mfu: Mapping[str, Any], flops: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -120,6 +127,8 @@ def _mfu_row(mfu: Mapping[str, Any], flops: Mapping[str, Any]) -> tuple[str, str
         missing = f"the device's peak: {why}" if mfu["peak_flops_per_s"] is None else "FLOPs"
         return "MFU", "unknown", f"needs {missing}"
     how = f" ({mfu['reason']})" if mfu["reason"] else ""
-    if mfu["step"] > 1:
+    if mfu["alarms"]:
         how += "; over 100%: the peak was measured while the machine was busy, or is not this device's"
-    return "MFU", "estimated", f"6ND over device time x peak; peak {mfu['peak_source']}{how}"
+    measured = "measured" if flops["model"] is not None and not mfu["peak_estimated"] else "estimated"
+    text = f"{NAMES[mfu['convention']]} over train time x peak, warm-up left out; peak {mfu['peak_source']}{how}"
+    return "MFU", measured, text

@@ -1,0 +1,137 @@
+"""What was decided about a run, beside its journal: stops that stay, limits that were raised, runs that may go on."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from fractions import Fraction
+from typing import Any, Literal
+
+from costguard.errors import CostguardError
+from costguard.ledger.files import Files, LocalFiles
+
+Kind = Literal["stop", "raise", "resume"]
+KINDS = ("stop", "raise", "resume")
+_NAME = re.compile(r"control-(\d{4,})\.json")
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One decision; none is ever changed or taken away, a later one counts.
+
+    Args:
+        number: Its place in the order, from 1 on.
+        kind: `stop`, `raise` or `resume`.
+        fields: What it says: `at` (ISO 8601), `who`, and by kind `why`, `from`, `to`, `budget`, or a verdict's fields.
+    """
+
+    number: int
+    kind: Kind
+    fields: Mapping[str, Any]
+
+
+class ControlLog:
+    """The decisions of one run, each a file of its own that is created once.
+
+    Args:
+        folder: The run's folder.
+        files: The file layer.
+    """
+
+    def __init__(self, folder: str, files: Files | None = None) -> None:
+        self._folder = folder
+        self._files = files or LocalFiles()
+
+    def decisions(self) -> list[Decision]:
+        """All decisions, in order.
+
+        Raises:
+            CostguardError: If one cannot be read: what it forbids is unknown then.
+        """
+        numbers = self._numbers()
+        return [decision for number in sorted(numbers) if (decision := self._read(number))]
+
+    def append(self, kind: Kind, **fields: Any) -> Decision:
+        """Decide something.
+
+        Args:
+            kind: `stop`, `raise` or `resume`.
+            fields: Plain data.
+
+        Raises:
+            OSError: If it cannot be written.
+        """
+        self._files.make_folder(self._folder)
+        while True:
+            number = max(self._numbers(), default=0) + 1
+            said = {"v": _VERSION, "kind": kind, "at": _now(), "who": _who(), **fields}
+            try:
+                handle = self._files.create(self._path(number))
+            except FileExistsError:
+                continue  # somebody decided at the same time: after them
+            try:
+                self._files.write(handle, json.dumps(said).encode())
+                self._files.sync(handle)
+            finally:
+                self._files.close(handle)
+            return Decision(number, kind, said)
+
+    def _numbers(self) -> list[int]:
+        return [int(m[1]) for name in self._files.listing(self._folder) if (m := _NAME.fullmatch(name))]
+
+    def _path(self, number: int) -> str:
+        return os.path.join(self._folder, f"control-{number:04d}.json")
+
+    def _read(self, number: int) -> Decision | None:
+        path = self._path(number)
+        try:
+            data = self._files.read(path)
+            if not data.strip(b"\0"):
+                return None  # who created it died before anything was decided
+            said = json.loads(data)
+            if said["v"] != _VERSION or said["kind"] not in KINDS:
+                raise ValueError("of a newer costguard")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CostguardError(
+                f"{path} cannot be read ({error}): what was decided about this run is unknown; mend or remove the file."
+            ) from error
+        return Decision(number, said["kind"], said)
+
+
+def standing_stop(decisions: Sequence[Decision]) -> Decision | None:
+    """The stop that still holds: the last one, unless a limit was raised or the run resumed since."""
+    last = decisions[-1] if decisions else None
+    return last if last is not None and last.kind == "stop" else None
+
+
+def raised_limit(decisions: Sequence[Decision], budget: str) -> Fraction | None:
+    """The limit that a budget was last raised to by command, `None` if never.
+
+    Args:
+        decisions: All decisions.
+        budget: The budget's key.
+    """
+    raised = [d.fields["to"] for d in decisions if d.kind == "raise" and d.fields.get("budget") == budget]
+    return Fraction(raised[-1]) if raised else None
+
+
+def is_control(name: str) -> bool:
+    """Whether a file's name is that of a decision."""
+    return _NAME.fullmatch(name) is not None
+
+
+def _now() -> str:
+    return f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _who() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container without such a user
+        return str(os.getuid()) if hasattr(os, "getuid") else "unknown"
