@@ -1,0 +1,358 @@
+"""Our own list of a run's checkpoints: one small file each, replaced whole, and nothing outside it is ever touched."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, Literal
+
+from costguard.checkpoints.faults import CheckpointError, RefusedError
+from costguard.checkpoints.hot import FileFact, HotFiles
+from costguard.checkpoints.manifest import Manifest
+from costguard.keep import Checkpoint, Tier
+
+SCHEMA = 1
+
+State = Literal["hot", "demoting", "both", "releasing", "cold", "restoring", "expiring"]
+_TIERS: Final[dict[str, Tier]] = {
+    "hot": "hot",
+    "demoting": "hot",
+    "both": "both",
+    "releasing": "cold",
+    "cold": "cold",
+    "restoring": "cold",
+    "expiring": "cold",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """What is known of one checkpoint.
+
+    Args:
+        id: Its identity: made when it was first seen, whatever it is called.
+        path: Where it is, or was, on the hot disk.
+        order: The how manyth checkpoint of the run it is.
+        state: Where it is on its way between the tiers.
+        fingerprint: What its files looked like when it was taken up.
+        step: Optimizer step.
+        saved_ns: When it was saved, ns since the epoch.
+        epochs: Epochs done.
+        tokens: Tokens trained.
+        metrics: Values at the save.
+        stage_end: Stage that it ends.
+        complete: Whether its save is known to have ended.
+        pinned: Whether a user pinned it.
+        resumed_from: Whether this run was resumed from it.
+        blocked_ns: Nanoseconds that its save held up training, `None` if unknown.
+        aliases: Names beside it that are links to it.
+        attempt: Upload that is going on.
+        cold_since_ns: When its manifest was written.
+        manifest_sha256: Hash of its manifest.
+        level: How far its cold copy was verified.
+        storage_class: Class of its cold copy.
+        problem: What went wrong last, empty if nothing did.
+        origin: Where a checkpoint that was found in the cold store says it was; shown, never written to.
+    """
+
+    id: str
+    path: str
+    order: int
+    state: State = "hot"
+    fingerprint: tuple[FileFact, ...] = ()
+    step: int = 0
+    saved_ns: int = 0
+    epochs: int | None = None
+    tokens: int | None = None
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    stage_end: str | None = None
+    complete: bool = True
+    pinned: bool = False
+    resumed_from: bool = False
+    blocked_ns: int | None = None
+    aliases: tuple[str, ...] = ()
+    attempt: str | None = None
+    cold_since_ns: int | None = None
+    manifest_sha256: str | None = None
+    level: int = 0
+    storage_class: str | None = None
+    problem: str = ""
+    origin: str = ""
+
+    @property
+    def tier(self) -> Tier:
+        """Where it can be had now."""
+        return _TIERS[self.state]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its files."""
+        return sum(fact.size for fact in self.fingerprint)
+
+    def as_checkpoint(self) -> Checkpoint:
+        """What a rule may know of it."""
+        return Checkpoint(
+            id=self.id,
+            step=self.step,
+            order=self.order,
+            saved_ns=self.saved_ns,
+            epochs=self.epochs,
+            tokens=self.tokens,
+            metrics=self.metrics,
+            size_bytes=self.size_bytes,
+            tier=self.tier,
+            cold_since_ns=self.cold_since_ns,
+            complete=self.complete,
+            pinned=self.pinned,
+            resumed_from=self.resumed_from,
+            stage_end=self.stage_end,
+        )
+
+    def encode(self) -> bytes:
+        """As JSON."""
+        data = {f.name: getattr(self, f.name) for f in fields(self)}
+        data["fingerprint"] = [fact.to_json() for fact in self.fingerprint]
+        return json.dumps({"schema": SCHEMA, **data}, sort_keys=True).encode()
+
+    @staticmethod
+    def decode(data: bytes) -> Record:
+        """Read a record.
+
+        Raises:
+            CheckpointError: If it is damaged or of a newer version.
+        """
+        try:
+            raw = json.loads(data)
+            if raw.pop("schema") != SCHEMA:
+                raise CheckpointError("it is of a newer version")
+            raw["fingerprint"] = tuple(FileFact.from_json(each) for each in raw["fingerprint"])
+            raw["aliases"] = tuple(raw["aliases"])
+            record = Record(**raw)
+            return record if record.state in _TIERS else _unreadable()
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return _unreadable()
+
+
+def _unreadable() -> Record:
+    raise CheckpointError("it cannot be read")
+
+
+FACTS: Final = ("step", "saved_ns", "epochs", "tokens", "metrics", "stage_end", "complete", "order", "pinned")
+"""What a manifest repeats of a record, so that a run can be rebuilt from its cold store alone."""
+
+
+class Inventory:
+    """The records of one run.
+
+    Args:
+        folder: Folder of their own.
+        files: Door to the hot disk.
+    """
+
+    def __init__(self, folder: str, files: HotFiles) -> None:
+        self.folder = folder
+        self._files = files
+        self._real_base: str | None = None
+
+    def records(self) -> list[Record]:
+        """All readable records, from the oldest to the newest."""
+        return self._load()[0]
+
+    def problems(self) -> list[str]:
+        """A sentence for each record that cannot be read; what it is about is left alone."""
+        return self._load()[1]
+
+    def get(self, id: str) -> Record:
+        """One record.
+
+        Raises:
+            CheckpointError: If there is none.
+        """
+        for record in self.records():
+            if record.id == id:
+                return record
+        raise CheckpointError(f"no checkpoint {id!r} in {self.folder}; `costguard ckpt ls` names those there are.")
+
+    def find(self, path: str) -> Record | None:
+        """The newest checkpoint that was at a path, by its name or an alias, `None` if there is none any more."""
+        folder, name = os.path.split(os.path.abspath(path))
+        folder = self._files.real(folder)
+        places = (os.path.join(folder, name), self._files.real(path))
+        records = [r for r in self.records() if r.state != "expiring"]
+        named = [r for r in records if r.path in places]
+        linked = [r for r in records if os.path.dirname(r.path) == folder and name in r.aliases]
+        found = named or linked
+        return found[-1] if found else None
+
+    def save(self, record: Record) -> Record:
+        """Write a record in place of the one before it; whole or not at all."""
+        path = self._path(record.id)
+        below = record.path.startswith(self._base + os.sep)
+        kept = replace(record, path=os.path.relpath(record.path, self._base)) if below else record
+        self._files.write(path + ".tmp", kept.encode())
+        self._files.rename(path + ".tmp", path)
+        return record
+
+    def update(self, record: Record, **changes: Any) -> Record:
+        """Change some fields of a record as it is now: what others have changed meanwhile stays."""
+        return self.save(replace(self.get(record.id), **changes))
+
+    def remove(self, id: str) -> None:
+        """Forget a checkpoint that is gone."""
+        self._files.remove(self._pin(id))
+        self._files.remove(self._path(id))
+
+    def adopt(self, path: str, id: str, **facts: Any) -> Record:
+        """Take up a checkpoint that was saved.
+
+        The same files are taken up once. Other files at the place of an earlier checkpoint are another one, and
+        the earlier one lives on in its cold copy, if it has one.
+
+        Args:
+            path: The file or folder; of a link, what it points to.
+            id: Identity for it if it is new.
+            facts: Fields of `Record`.
+
+        Returns:
+            Its record.
+
+        Raises:
+            RefusedError: If there is nothing, or something that is no checkpoint.
+        """
+        path = self._files.real(path)
+        fingerprint = self._files.scan(path)
+        check_kinds(path, fingerprint)
+        aliases = tuple(self._files.links_to(path))
+        self._files.make_folder(self.folder)
+        records = self.records()
+        for earlier in (r for r in records if r.path == path and r.state in ("hot", "both", "demoting")):
+            if earlier.fingerprint == fingerprint:
+                return self.update(earlier, aliases=aliases, **facts)
+            self._gone(earlier)
+        if facts.pop("pinned", False):
+            self._files.write(self._pin(id), b"")
+        facts.setdefault("order", max((r.order for r in records), default=0) + 1)
+        return self.save(Record(id=id, path=path, fingerprint=fingerprint, aliases=aliases, **facts))
+
+    def _gone(self, earlier: Record) -> None:
+        """Its hot files are gone: it lives on in its cold copy, or not at all."""
+        if earlier.state == "both":
+            self.update(earlier, state="cold")
+        elif earlier.state == "hot":
+            self.remove(earlier.id)
+
+    def there(self, record: Record) -> bool:
+        """Whether the hot files are those that were taken up."""
+        return record.tier != "cold" and self._files.scan(record.path) == record.fingerprint
+
+    def let_ghosts_go(self) -> list[Record]:
+        """Note which hot files were deleted or overwritten by others; where a whole folder is away nothing is noted."""
+        ghosts = [
+            record
+            for record in self.records()
+            if record.state in ("hot", "both")
+            and self._files.listing(os.path.dirname(record.path))
+            and not self.there(record)
+        ]
+        for record in ghosts:
+            self._gone(record)
+        return ghosts
+
+    def pin(self, id: str, pinned: bool = True) -> Record:
+        """Pin a checkpoint, hot or cold, or take the pin away.
+
+        A pin is a file of its own, so that it holds from now on whatever another process writes into the record.
+        """
+        record = self.get(id)
+        if pinned:
+            self._files.write(self._pin(id), b"")
+        else:
+            self._files.remove(self._pin(id))
+        return replace(record, pinned=pinned)
+
+    def adopt_cold(self, manifest: Manifest, manifest_sha256: str) -> Record:
+        """Take up a checkpoint of which only the cold copy is known.
+
+        It comes back beside the inventory, whatever path its manifest names: whoever can write to the store shall
+        not choose where on this disk something is written.
+        """
+        self._files.make_folder(self.folder)
+        known = {f.name for f in fields(Record)}
+        facts = {k: v for k, v in manifest.facts.items() if k in FACTS and k in known}
+        facts.setdefault("order", 0)
+        if facts.pop("pinned", False):
+            self._files.write(self._pin(manifest.id), b"")
+        files = tuple(FileFact(e.path, "file", e.size, e.mtime_ns) for e in manifest.files)
+        return self.save(
+            Record(
+                id=manifest.id,
+                path=self._place(manifest),
+                origin=manifest.path,
+                state="cold",
+                fingerprint=files,
+                aliases=manifest.aliases,
+                cold_since_ns=manifest.put_ns,
+                manifest_sha256=manifest_sha256,
+                level=manifest.level,
+                storage_class=manifest.storage_class,
+                **facts,
+            )
+        )
+
+    def newest_complete(self) -> Record | None:
+        """The newest checkpoint whose save has ended and whose hot files are there, `None` if there is none."""
+        return next((r for r in reversed(self.records()) if r.complete and self.there(r)), None)
+
+    def _load(self) -> tuple[list[Record], list[str]]:
+        records: list[Record] = []
+        problems: list[str] = []
+        names = self._files.listing(self.folder)
+        pins = {name[: -len(".pin")] for name in names if name.endswith(".pin")}
+        for name in names:
+            if not name.endswith(".json"):
+                continue
+            path = os.path.join(self.folder, name)
+            try:
+                record = Record.decode(self._files.read(path))
+                if record.id != name[: -len(".json")]:
+                    raise CheckpointError("it is under another one's name")
+                whole = os.path.join(self._base, record.path)
+                records.append(replace(record, path=whole, pinned=record.id in pins))
+            except CheckpointError as error:
+                problems.append(f"{path}: {error}; its checkpoint is left alone.")
+            except FileNotFoundError:
+                continue
+        return sorted(records, key=lambda r: (r.order, r.saved_ns, r.id)), problems
+
+    @property
+    def _base(self) -> str:
+        """The folder beside which all is kept; paths below it are kept relative, so that it can be moved."""
+        if self._real_base is None:
+            self._real_base = os.path.dirname(self._files.real(self.folder))
+        return self._real_base
+
+    def _place(self, manifest: Manifest) -> str:
+        below = self._files.real(manifest.path).startswith(self._base + os.sep)
+        inside = self._files.real(manifest.path).startswith(self._files.real(self.folder) + os.sep)
+        return manifest.path if below and not inside else os.path.join(self._base, manifest.name)
+
+    def _pin(self, id: str) -> str:
+        return os.path.join(self.folder, f"{id}.pin")
+
+    def _path(self, id: str) -> str:
+        return os.path.join(self.folder, f"{id}.json")
+
+
+def check_kinds(path: str, fingerprint: tuple[FileFact, ...]) -> None:
+    """Refuse what is no checkpoint: nothing, a device, a link that leads out.
+
+    Raises:
+        RefusedError: If it is.
+    """
+    if not fingerprint:
+        raise RefusedError(f"{path}: there is no such checkpoint.")
+    for fact in fingerprint:
+        if fact.kind == "other" or (not fact.path and fact.kind == "link"):
+            raise RefusedError(f"{os.path.join(path, fact.path)}: neither a file nor a folder.")

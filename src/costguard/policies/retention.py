@@ -1,0 +1,229 @@
+"""What becomes of each checkpoint, by which rule, and what that saves: facts in, decisions out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from enum import Enum
+from fractions import Fraction
+from typing import Literal
+
+from costguard.errors import config_error
+from costguard.keep import Checkpoint, History, Rule
+from costguard.prices.storage import DAY_NS, StorageClass
+from costguard.units import format_money
+
+
+class Move(str, Enum):
+    """What is to be done with a checkpoint."""
+
+    KEEP = "keep"
+    DEMOTE = "demote"
+    EXPIRE = "expire"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Retention:
+    """What a user wants of the checkpoints of a run.
+
+    Args:
+        keep: What stays; without a rule everything does.
+        demote: `rest` moves to the cold tier what no rule keeps; `none` leaves it where it is.
+        expire_after_ns: Nanoseconds after the save at which what no rule keeps is deleted everywhere; never if `None`.
+        failed_expire_after_ns: The same for a run that failed, `None` for no difference.
+        hot_quota_bytes: Bytes on the hot disk above which also what a rule keeps is demoted, the oldest first.
+        keep_hot: So many of the newest complete checkpoints never leave the hot disk, >= 1.
+
+    Raises:
+        ConfigError: If a value cannot be used.
+    """
+
+    keep: Rule | None = None
+    demote: Literal["rest", "none"] = "rest"
+    expire_after_ns: int | None = None
+    failed_expire_after_ns: int | None = None
+    hot_quota_bytes: int | None = None
+    keep_hot: int = 1
+
+    def __post_init__(self) -> None:
+        if self.demote not in ("rest", "none"):
+            raise config_error(f"Retention(demote={self.demote!r}): expected 'rest' or 'none'.")
+        for option in ("expire_after_ns", "failed_expire_after_ns", "hot_quota_bytes"):
+            value = getattr(self, option)
+            if value is not None and value < 0:
+                raise config_error(f"Retention({option}={value!r}): expected at least 0.")
+        if self.keep_hot < 1:
+            raise config_error(f"Retention(keep_hot={self.keep_hot!r}): expected at least 1.")
+
+    def life_ns(self, failed: bool) -> int | None:
+        """How long after its save what no rule keeps lives, for ever if `None`."""
+        if failed and self.failed_expire_after_ns is not None:
+            return self.failed_expire_after_ns
+        return self.expire_after_ns
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tiers:
+    """The two places that a checkpoint may be in, by their prices; `None` where a price is unknown.
+
+    Args:
+        hot: Class of the hot disk.
+        cold: Class of the cold store.
+        has_cold: Whether there is a cold store at all.
+        part_bytes: Bytes of one writing request.
+    """
+
+    hot: StorageClass | None = None
+    cold: StorageClass | None = None
+    has_cold: bool = True
+    part_bytes: int = 16 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """What becomes of one checkpoint.
+
+    Args:
+        id: The checkpoint's.
+        move: What is to be done.
+        rule: The rule or guard that says so.
+        reason: One sentence for the user.
+        usd_saved_per_month: Exact dollars a month that the move saves, `None` if unknown.
+        usd_fee: Exact dollars that the move costs once, `None` if unknown.
+        free_at_ns: When an expiry that is put off becomes free, ns since the epoch.
+    """
+
+    id: str
+    move: Move
+    rule: str
+    reason: str
+    usd_saved_per_month: Fraction | None = None
+    usd_fee: Fraction | None = None
+    free_at_ns: int | None = None
+
+
+def plan(history: History, retention: Retention, now_ns: int, tiers: Tiers | None = None) -> list[Decision]:
+    """Decide what becomes of each checkpoint.
+
+    Unfinished or foreign checkpoints, the newest complete ones, the one resumed from and pinned ones never go.
+    An expiry that would be billed anyway is put off until it is free, and a move that costs more than it saves
+    is not made.
+
+    Args:
+        history: Every known checkpoint.
+        retention: What the user wants.
+        now_ns: Now, ns since the epoch.
+        tiers: The two places and their prices.
+
+    Returns:
+        One decision for each checkpoint, in the order given.
+    """
+    tiers = tiers or Tiers()
+    guards = _guards(history, retention.keep_hot)
+    rules = _rules(history, retention.keep)
+    life_ns = retention.life_ns(history.failed)
+    decided = {
+        c.id: guards.get(c.id) or rules.get(c.id) or _rest(c, retention, life_ns, now_ns, tiers)
+        for c in history.checkpoints
+    }
+    _fit_quota(history, retention, decided, guards, tiers)
+    return [decided[c.id] for c in history.checkpoints]
+
+
+def _guards(history: History, keep_hot: int) -> dict[str, Decision]:
+    """What nothing may touch, whatever the rules say."""
+    hot = [c for c in history.candidates() if c.tier != "cold"]
+    newest = {c.id for c in [*hot[-keep_hot:], *history.candidates()[-keep_hot:]]}
+    kept: dict[str, Decision] = {}
+    for c in history.checkpoints:
+        for holds, rule, reason in (
+            (not c.ours, "not_ours", "it is not in our own inventory"),
+            (not c.complete, "unfinished", "its save is not known to have ended"),
+            (c.id in newest, "newest", "the newest complete checkpoints never leave the hot disk"),
+            (c.resumed_from, "resumed_from", "this run was resumed from it"),
+            (c.pinned, "pinned", "it is pinned"),
+        ):
+            if holds:
+                kept[c.id] = Decision(id=c.id, move=Move.KEEP, rule=rule, reason=reason)
+                break
+    return kept
+
+
+def _rules(history: History, keep: Rule | None) -> dict[str, Decision]:
+    if keep is None:
+        return {
+            c.id: Decision(id=c.id, move=Move.KEEP, rule="no_rule", reason="no rule was given")
+            for c in history.checkpoints
+        }
+    kept: dict[str, Decision] = {}
+    for rule in keep.parts():
+        for id in rule.kept(history):
+            kept.setdefault(id, Decision(id=id, move=Move.KEEP, rule=rule.label, reason=f"{rule.label} keeps it"))
+    return kept
+
+
+def _rest(c: Checkpoint, retention: Retention, life_ns: int | None, now_ns: int, tiers: Tiers) -> Decision:
+    """What no rule keeps: it expires, is demoted, or stays where it is."""
+    if life_ns is not None and now_ns - c.saved_ns >= life_ns:
+        return _expire(c, now_ns, tiers)
+    if c.tier == "cold":
+        return Decision(id=c.id, move=Move.KEEP, rule="rest", reason="it is cold already")
+    if retention.demote == "none" or not tiers.has_cold:
+        return Decision(id=c.id, move=Move.KEEP, rule="rest", reason="nothing is demoted")
+    left_ns = None if life_ns is None else life_ns - (now_ns - c.saved_ns)
+    return _demote(c, left_ns, tiers)
+
+
+def _expire(c: Checkpoint, now_ns: int, tiers: Tiers) -> Decision:
+    expired = Decision(id=c.id, move=Move.EXPIRE, rule="expire_after", reason="no rule keeps it and its time is over")
+    if c.cold_since_ns is None or tiers.cold is None or c.size_bytes is None:
+        return expired
+    fee = tiers.cold.early_usd(c.size_bytes, now_ns - c.cold_since_ns)
+    if fee == 0:
+        return replace(expired, usd_fee=fee, usd_saved_per_month=tiers.cold.month_usd(c.size_bytes))
+    free_at_ns = tiers.cold.free_at_ns(c.cold_since_ns)
+    day = datetime.fromtimestamp(-(-free_at_ns // DAY_NS) * DAY_NS // 10**9, timezone.utc).date()
+    reason = f"put off: deleted on {day} it is free, now it costs {format_money(fee)}"
+    return Decision(id=c.id, move=Move.KEEP, rule="deferred", reason=reason, usd_fee=fee, free_at_ns=free_at_ns)
+
+
+def _demote(c: Checkpoint, left_ns: int | None, tiers: Tiers) -> Decision:
+    """Move it if that pays over the life that is left to it."""
+    demoted = Decision(id=c.id, move=Move.DEMOTE, rule="rest", reason="no rule keeps it hot")
+    if c.tier == "both":
+        return replace(demoted, reason="no rule keeps it hot and its cold copy is there")
+    if tiers.hot is None or tiers.cold is None or c.size_bytes is None:
+        return demoted
+    requests = -(-c.size_bytes // tiers.part_bytes) + 2
+    saved = tiers.hot.month_usd(c.size_bytes) - tiers.cold.month_usd(c.size_bytes)
+    even = tiers.cold.break_even_days(tiers.hot, size_bytes=max(1, c.size_bytes), requests=requests)
+    if even is None or (left_ns is not None and Fraction(left_ns, DAY_NS) < even):
+        left = "" if left_ns is None else f" within the {left_ns / DAY_NS:.1f} days it has left"
+        days = "" if even is None else f"; it would take {float(even):.1f} days"
+        reason = f"moving it to {tiers.cold.name} would not pay{left}{days}"
+        return Decision(id=c.id, move=Move.KEEP, rule="break_even", reason=reason)
+    return replace(demoted, usd_saved_per_month=saved, usd_fee=tiers.cold.put_usd(requests))
+
+
+def _fit_quota(
+    history: History,
+    retention: Retention,
+    decided: dict[str, Decision],
+    guards: dict[str, Decision],
+    tiers: Tiers,
+) -> None:
+    """Demote the oldest of what would stay hot until the rest fits."""
+    if retention.hot_quota_bytes is None or not tiers.has_cold:
+        return
+    staying = [c for c in history.candidates() if c.tier != "cold" and decided[c.id].move is Move.KEEP]
+    total = sum(c.size_bytes or 0 for c in staying)
+    for c in _movable(staying, guards):
+        if total <= retention.hot_quota_bytes:
+            return
+        total -= c.size_bytes or 0
+        decided[c.id] = Decision(id=c.id, move=Move.DEMOTE, rule="hot_quota", reason="the hot disk's quota is used up")
+
+
+def _movable(staying: Sequence[Checkpoint], guards: dict[str, Decision]) -> list[Checkpoint]:
+    return [c for c in staying if c.id not in guards and c.size_bytes]

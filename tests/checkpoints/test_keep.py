@@ -1,0 +1,346 @@
+"""Rules and the planner: what stays, what moves, what goes, and by which rule."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from costguard.errors import ConfigError
+from costguard.keep import (
+    DAY_NS,
+    HOUR_NS,
+    Checkpoint,
+    History,
+    Rule,
+    any_of,
+    before_anomaly,
+    best,
+    every,
+    last,
+    pinned,
+    stage_end,
+    thin,
+)
+from costguard.policies.retention import Decision, Move, Retention, Tiers, plan
+from costguard.prices.storage import StorageClass, storage_class
+
+WEEK_1 = 3000 * 7 * DAY_NS
+IR = storage_class("s3:GLACIER_IR")
+STANDARD = storage_class("s3:STANDARD")
+
+
+def saved(*steps: int, **more: Any) -> list[Checkpoint]:
+    """One complete checkpoint an hour, at these steps."""
+    return [
+        Checkpoint(id=f"c{step}", step=step, order=i, saved_ns=WEEK_1 + i * HOUR_NS, **more)
+        for i, step in enumerate(steps)
+    ]
+
+
+def kept(rule: Rule, checkpoints: list[Checkpoint], **more: Any) -> set[str]:
+    return rule.kept(History(checkpoints=checkpoints, **more))
+
+
+def moves(
+    checkpoints: list[Checkpoint], now_ns: int = WEEK_1, tiers: Tiers | None = None, **wanted: Any
+) -> dict[str, str]:
+    retention = Retention(**wanted)
+    return {d.id: d.move.value for d in plan(History(checkpoints=checkpoints), retention, now_ns, tiers)}
+
+
+def decision(checkpoint: Checkpoint, now_ns: int, tiers: Tiers, **wanted: Any) -> Decision:
+    """What becomes of a checkpoint that is neither the newest nor kept by a rule."""
+    newest = Checkpoint(id="newest", step=10**9, order=10**9, saved_ns=now_ns)
+    return plan(History(checkpoints=[checkpoint, newest]), Retention(keep=last(1), **wanted), now_ns, tiers)[0]
+
+
+# -- rules ---------------------------------------------------------------------------------------------------------
+
+
+def test_last_keeps_the_newest_by_order_whatever_the_clock_did() -> None:
+    """A clock that was set back, or steps that began again, do not make an old checkpoint new."""
+    checkpoints = saved(10, 20, 30)
+    again = Checkpoint(id="again", step=5, order=9, saved_ns=0)
+    assert kept(last(2), [again, *checkpoints]) == {"again", "c30"}
+
+
+def test_nan_is_never_best() -> None:
+    """A NaN, an infinity and a missing value are no best, wherever they stand among the others."""
+    values = [math.nan, 2.0, None, 1.0, math.inf, 3.0, -math.inf, math.nan]
+    checkpoints = [Checkpoint(id=f"v{i}", step=i, order=i, metrics={"loss": value}) for i, value in enumerate(values)]
+    assert kept(best("loss", n=2), checkpoints) == {"v3", "v1"}
+    assert kept(best("loss", n=2, mode="max"), checkpoints) == {"v5", "v1"}
+    assert kept(best("accuracy"), checkpoints) == set()
+
+
+def test_of_equal_metrics_the_older_is_best() -> None:
+    """A plateau does not make the best wander."""
+    assert kept(best("loss"), saved(1, 2, 3, metrics={"loss": 0.5})) == {"c1"}
+
+
+def test_every_keeps_the_first_at_or_after_each_milestone() -> None:
+    """Saves that miss a multiple count for it all the same, once."""
+    checkpoints = saved(90, 100, 150, 210, 290, 305)
+    assert kept(every(steps=100), checkpoints) == {"c100", "c210", "c305"}
+    assert kept(every(steps=100, at_most=2), checkpoints) == {"c210", "c305"}
+
+
+def test_every_counts_epochs_tokens_and_hours() -> None:
+    """Each unit has milestones of its own; what does not know its epoch or tokens has none."""
+    checkpoints = [
+        Checkpoint(id=f"c{i}", step=i, order=i, epochs=i, tokens=i * 100, saved_ns=WEEK_1 + i * HOUR_NS)
+        for i in range(7)
+    ]
+    assert kept(every(epochs=3), checkpoints) == {"c3", "c6"}
+    assert kept(every(tokens=250), checkpoints) == {"c3", "c5"}
+    assert kept(every(hours=4), checkpoints) == {"c0", "c4"}
+    assert kept(every(epochs=1) | every(tokens=1), saved(1, 2)) == set()
+
+
+def test_thin_keeps_the_newest_of_each_hour_day_and_week() -> None:
+    """Dense lately, sparse long ago."""
+    hours = [*range(24 * 20), 24 * 20 + 5]
+    checkpoints = [Checkpoint(id=str(h), step=h, order=i, saved_ns=WEEK_1 + h * HOUR_NS) for i, h in enumerate(hours)]
+    assert kept(thin(hourly=2), checkpoints) == {"485", "479"}
+    assert kept(thin(daily=3), checkpoints) == {"485", "479", "455"}
+    assert kept(thin(weekly=2), checkpoints) == {"485", "335"}
+
+
+def test_thin_after_a_pause_of_a_month_keeps_what_it_kept() -> None:
+    """Ages are counted back from the newest checkpoint: time alone takes nothing away."""
+    checkpoints = saved(*range(100))
+    rule = thin(hourly=4, daily=2)
+    before = moves(checkpoints, now_ns=WEEK_1 + 101 * HOUR_NS, keep=rule)
+    assert moves(checkpoints, now_ns=WEEK_1 + 800 * HOUR_NS, keep=rule) == before
+    assert list(before.values()).count("keep") == 5
+
+
+def test_thin_keeps_the_oldest_while_a_bucket_is_short() -> None:
+    """The first week's checkpoint is there when the first week is over."""
+    assert "c0" in kept(thin(weekly=4), saved(*range(10)))
+
+
+def test_stage_ends_anomalies_and_pins_are_kept() -> None:
+    """What a stage, a detector or a user marked stays."""
+    checkpoints = saved(10, 20, 30, 40)
+    marked = Checkpoint(id="cooldown", step=50, order=9, stage_end="warmup", pinned=True)
+    assert kept(stage_end(), [*checkpoints, marked]) == {"cooldown"}
+    assert kept(pinned(), [*checkpoints, marked]) == {"cooldown"}
+    assert kept(before_anomaly(2), checkpoints, anomaly_steps=[30, 45]) == {"c10", "c20", "c30", "c40"}
+
+
+def test_rules_join_and_the_first_that_keeps_is_named() -> None:
+    """`|` keeps what either keeps, and the plan says which one."""
+    rule = last(1) | best("loss") | every(steps=20)
+    checkpoints = saved(10, 20, 30)
+    assert rule.label == "last(1) | best('loss', n=1, mode='min') | every(steps=20)"
+    decided = plan(History(checkpoints=checkpoints), Retention(keep=rule), WEEK_1)
+    assert [(d.id, d.move, d.rule) for d in decided] == [
+        ("c10", Move.DEMOTE, "rest"),
+        ("c20", Move.KEEP, "every(steps=20)"),
+        ("c30", Move.KEEP, "newest"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: last(0), "last(n=0)"),
+        (lambda: best("loss", mode="least"), "best(mode='least')"),  # type: ignore[arg-type]
+        (lambda: best(""), "best(metric='')"),
+        (every, "exactly one of"),
+        (lambda: every(steps=1, epochs=2), "exactly one of"),
+        (lambda: every(steps=-1), "every(steps=-1)"),
+        (lambda: every(steps=5, at_most=0), "at_most=0"),
+        (thin, "thin()"),
+        (lambda: thin(daily=-1), "daily=-1"),
+        (lambda: before_anomaly(0), "before_anomaly(n=0)"),
+        (lambda: any_of([]), "at least one rule"),
+        (lambda: Retention(demote="all"), "demote='all'"),  # type: ignore[arg-type]
+        (lambda: Retention(keep_hot=0), "keep_hot=0"),
+    ],
+)
+def test_a_bad_rule_is_said_in_one_sentence(make: Any, says: str) -> None:
+    """Who, what and the remedy."""
+    with pytest.raises(ConfigError, match=r"expected") as raised:
+        make()
+    assert says in str(raised.value)
+
+
+def test_yaml_builds_the_same_rules(tmp_path: Path) -> None:
+    """`class_path` and `init_args` give the very dataclasses that Python does, nested too."""
+    from jsonargparse import ArgumentParser
+
+    config = tmp_path / "c.yaml"
+    config.write_text(
+        "keep:\n  class_path: costguard.keep.any_of\n  init_args:\n    rules:\n"
+        "    - {class_path: costguard.keep.last, init_args: {n: 3}}\n"
+        "    - {class_path: costguard.keep.best, init_args: {metric: val_loss, n: 2}}\n"
+        "    - {class_path: costguard.keep.every, init_args: {steps: 5000, at_most: 20}}\n"
+        "    - {class_path: costguard.keep.pinned}\n"
+    )
+    parser = ArgumentParser()
+    parser.add_argument("--config", action="config")
+    parser.add_argument("--keep", type=Rule)
+    built = parser.instantiate(parser.parse_args(["--config", str(config)])).keep
+    assert list(built.parts()) == [last(3), best("val_loss", n=2), every(steps=5000, at_most=20), pinned()]
+
+
+# -- the planner ---------------------------------------------------------------------------------------------------
+
+
+def test_what_may_never_go_never_goes() -> None:
+    """Newest, resumed from, pinned, unfinished and foreign stay, though a rule keeps nothing and all is old."""
+    marks = ({"pinned": True}, {"resumed_from": True}, {"complete": False}, {"ours": False}, {})
+    checkpoints = [
+        Checkpoint(id=str(i), step=i, order=i, saved_ns=0, size_bytes=1, **mark)  # type: ignore[arg-type]
+        for i, mark in enumerate(marks * 2)
+    ]
+    decided = moves(checkpoints, now_ns=WEEK_1, keep=before_anomaly(1), expire_after_ns=1, hot_quota_bytes=0)
+    assert [id for id, move in decided.items() if move != "keep"] == ["4"]
+
+
+def test_an_unfinished_newer_save_does_not_count_as_the_one_to_keep() -> None:
+    """NVIDIA-NeMo/Megatron-Bridge#4678: the newest complete one stays while a newer is being written."""
+    checkpoints = [*saved(10, 20), Checkpoint(id="writing", step=30, order=7, complete=False)]
+    assert moves(checkpoints, keep=last(1)) == {"c10": "demote", "c20": "keep", "writing": "keep"}
+
+
+def test_without_a_rule_nothing_moves() -> None:
+    """A first run deletes nothing."""
+    assert set(moves(saved(1, 2, 3)).values()) == {"keep"}
+
+
+def test_what_expires_is_only_what_no_rule_keeps() -> None:
+    """Age takes the rest, hot or cold."""
+    checkpoints = saved(10, 20, 30, 40)
+    now_ns = WEEK_1 + 90 * DAY_NS
+    assert moves(checkpoints, now_ns, keep=every(steps=20), expire_after_ns=30 * DAY_NS) == {
+        "c10": "expire",
+        "c20": "keep",
+        "c30": "expire",
+        "c40": "keep",
+    }
+
+
+def test_a_failed_run_expires_sooner_where_asked_to() -> None:
+    """`on_failed_run` has a life of its own."""
+    history = History(checkpoints=saved(1, 2), failed=True)
+    retention = Retention(keep=last(1), expire_after_ns=90 * DAY_NS, failed_expire_after_ns=7 * DAY_NS)
+    now_ns = WEEK_1 + 8 * DAY_NS
+    assert [d.move for d in plan(history, retention, now_ns)] == [Move.EXPIRE, Move.KEEP]
+
+
+def test_a_move_that_costs_more_than_it_saves_is_not_made() -> None:
+    """Glacier IR bills 90 days: below 17.2 days left, requests included, it is cheaper to stay."""
+    tiers = Tiers(hot=STANDARD, cold=IR)
+    old = Checkpoint(id="old", step=1, saved_ns=WEEK_1, size_bytes=84 * 10**9)
+    wanted = {"expire_after_ns": 30 * DAY_NS}
+    staying = decision(old, WEEK_1 + 15 * DAY_NS, tiers, **wanted)
+    assert (staying.move, staying.rule) == (Move.KEEP, "break_even")
+    assert "GLACIER_IR would not pay within the 15.0 days it has left; it would take 17.2 days" in staying.reason
+    assert decision(old, WEEK_1 + 12 * DAY_NS, tiers, **wanted).move is Move.DEMOTE
+    forever = decision(old, WEEK_1, tiers)
+    assert forever.move is Move.DEMOTE
+    assert forever.usd_saved_per_month == 84 * (STANDARD.month_usd(10**9) - IR.month_usd(10**9))
+
+
+def test_a_colder_class_that_is_dearer_is_refused() -> None:
+    """Moving to where it costs more never pays."""
+    dear = StorageClass(name="DEAR", usd_per_gb_month="0.05")
+    old = Checkpoint(id="old", step=1, saved_ns=WEEK_1, size_bytes=10**9)
+    assert decision(old, WEEK_1, Tiers(hot=STANDARD, cold=dear)).rule == "break_even"
+
+
+def test_an_early_expiry_is_put_off_to_the_free_date_and_says_so() -> None:
+    """Deleting before the minimum is over bills the rest of it, so it waits and names the day and the money."""
+    tiers = Tiers(hot=STANDARD, cold=IR)
+    put_ns = 1_767_225_600 * 10**9  # 2026-01-01
+    cold = Checkpoint(id="cold", step=1, saved_ns=put_ns, size_bytes=84 * 10**9, tier="cold", cold_since_ns=put_ns)
+    early = decision(cold, put_ns + 30 * DAY_NS, tiers, expire_after_ns=10 * DAY_NS)
+    assert (early.move, early.rule, early.free_at_ns) == (Move.KEEP, "deferred", put_ns + 90 * DAY_NS)
+    assert early.reason == "put off: deleted on 2026-04-01 it is free, now it costs $0.6720"
+    due = decision(cold, put_ns + 90 * DAY_NS, tiers, expire_after_ns=10 * DAY_NS)
+    assert (due.move, due.usd_fee) == (Move.EXPIRE, 0)
+
+
+def test_a_hot_quota_demotes_the_oldest_first() -> None:
+    """What a rule keeps moves too when the disk is used up, but never the newest."""
+    checkpoints = saved(1, 2, 3, 4, size_bytes=10)
+    decided = moves(checkpoints, keep=last(4), hot_quota_bytes=25)
+    assert decided == {"c1": "demote", "c2": "demote", "c3": "keep", "c4": "keep"}
+    assert moves(checkpoints, keep=last(4), hot_quota_bytes=0)["c4"] == "keep"
+
+
+def test_with_no_cold_store_nothing_is_demoted() -> None:
+    """There must be somewhere to go."""
+    assert set(moves(saved(1, 2, 3), tiers=Tiers(has_cold=False), keep=last(1)).values()) == {"keep"}
+
+
+RULES = st.one_of(
+    st.builds(last, st.integers(1, 4)),
+    st.builds(best, st.just("loss"), st.integers(1, 3), st.sampled_from(["min", "max"])),
+    st.builds(lambda n, m: every(steps=n, at_most=m), st.integers(1, 30), st.none() | st.integers(1, 3)),
+    st.builds(lambda h: every(hours=h), st.integers(1, 30)),
+    st.builds(
+        lambda h, d, w: thin(hourly=h, daily=d, weekly=w), st.integers(1, 5), st.integers(0, 3), st.integers(0, 2)
+    ),
+    st.builds(before_anomaly, st.integers(1, 2)),
+    st.just(stage_end()),
+    st.just(pinned()),
+)
+FACTS = st.lists(
+    st.builds(
+        lambda step, hours, loss, marks, tier: {
+            "step": step,
+            "saved_ns": WEEK_1 + hours * HOUR_NS,
+            "metrics": {"loss": loss},
+            "tier": tier,
+            **dict.fromkeys(marks, True),
+        },
+        st.integers(0, 100),
+        st.integers(0, 500),
+        st.floats(allow_nan=True) | st.none(),
+        st.sets(st.sampled_from(["pinned", "resumed_from"])),
+        st.sampled_from(["hot", "cold", "both"]),
+    ),
+    max_size=12,
+)
+UNFINISHED = st.sets(st.integers(0, 11))
+
+
+@given(FACTS, UNFINISHED, st.lists(RULES, min_size=1, max_size=3), st.integers(0, 2000), st.integers(0, 400))
+def test_whatever_the_rules_the_newest_complete_one_and_the_pinned_stay(
+    facts: list[dict[str, Any]], unfinished: set[int], rules: list[Rule], hours: int, life: int
+) -> None:
+    """transformers#25129, #11748: no combination of rules, ages and order deletes the newest or what is protected."""
+    checkpoints = [
+        Checkpoint(id=f"c{i}", order=i, complete=i not in unfinished, size_bytes=10, **fact)
+        for i, fact in enumerate(facts)
+    ]
+    history = History(checkpoints=checkpoints, anomaly_steps=[50])
+    retention = Retention(keep=any_of(rules), expire_after_ns=life * HOUR_NS, hot_quota_bytes=20)
+    decided = plan(history, retention, WEEK_1 + hours * HOUR_NS)
+    assert [d.id for d in decided] == [c.id for c in checkpoints]
+    assert all(d.rule and d.reason for d in decided)
+    gone = {d.id for d in decided if d.move is not Move.KEEP}
+    protected = {c.id for c in checkpoints if c.pinned or c.resumed_from or not c.complete}
+    complete = history.candidates()
+    assert not gone & (protected | {c.id for c in complete[-1:]})
+    expired = {d.id for d in decided if d.move is Move.EXPIRE}
+    assert not expired & any_of(rules).kept(history)
+
+
+@given(FACTS, st.lists(RULES, min_size=1, max_size=3))
+def test_what_is_kept_is_kept_again_when_the_rest_is_gone(facts: list[dict[str, Any]], rules: list[Rule]) -> None:
+    """Applying a plan changes nothing about the next one: no rule leans on what it lets go."""
+    checkpoints = [Checkpoint(id=f"c{i}", order=i, **fact) for i, fact in enumerate(facts)]
+    rule = any_of(rules)
+    first = rule.kept(History(checkpoints=checkpoints, anomaly_steps=[50]))
+    left = [c for c in checkpoints if c.id in first]
+    assert rule.kept(History(checkpoints=left, anomaly_steps=[50])) == first

@@ -1,0 +1,104 @@
+"""What one checkpoint costs, and what a cold store is found to allow."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from proxy import Proxy, Rule
+from rooms import file_system, room_of, s3_store
+
+from costguard.checkpoints.faults import StoreError
+from costguard.checkpoints.hot import FileFact
+from costguard.checkpoints.inventory import Record
+from costguard.checkpoints.money import cost_of, requests_of
+from costguard.checkpoints.preflight import probe
+from costguard.checkpoints.store import LocalStore, Store
+from costguard.policies.retention import Tiers
+from costguard.prices.storage import DAY_NS, GB, storage_class
+from costguard.units import round_money
+
+NOW = 1_800_000_000 * 10**9
+TIERS = Tiers(hot=storage_class("s3:STANDARD"), cold=storage_class("s3:GLACIER_IR"), part_bytes=50 << 20)
+FILES = (FileFact("", "file", 84 * GB),)
+
+
+def cents(amount: Fraction | None) -> str:
+    assert amount is not None
+    return str(round_money(amount, 2))
+
+
+def test_a_hot_checkpoint_costs_its_stall_and_its_days() -> None:
+    """84 GB for a week on S3 Standard, after a save that held up $20 an hour for 30 s."""
+    record = Record(id="a", path="/a", order=1, fingerprint=FILES, saved_ns=NOW - 7 * DAY_NS, blocked_ns=30 * 10**9)
+    cost = cost_of(record, TIERS, NOW, usd_per_hour=Fraction(20))
+    assert (cents(cost.blocked_usd), cents(cost.stored_usd), cents(cost.usd_per_month)) == ("0.17", "0.45", "1.93")
+    assert (cost.requests_usd, cost.early_usd, cost.read_usd) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("days", "early", "stored"),
+    [(0, "1.01", "0.00"), (30, "0.67", "0.34"), (90, "0.00", "1.01"), (180, "0.00", "2.02")],
+)
+def test_a_cold_checkpoint_costs_the_rest_of_its_minimum_when_it_goes(days: int, early: str, stored: str) -> None:
+    """What was stored and what is still owed are the 90 days of Glacier IR, whenever it goes before they are over."""
+    since = NOW - days * DAY_NS
+    record = Record(id="a", path="/a", order=1, fingerprint=FILES, saved_ns=since, state="cold", cold_since_ns=since)
+    cost = cost_of(record, TIERS, NOW)
+    assert (cents(cost.early_usd), cents(cost.stored_usd)) == (early, stored)
+    assert cents(cost.read_usd) == "2.52"
+    assert cents(cost.usd_per_month) == "0.34"
+    assert requests_of(record, 50 << 20) == 1603 + 2 + 1
+    assert cost.requests_usd == 1606 * Fraction(2, 100) / 1000
+    assert cost.blocked_usd is None
+
+
+def test_in_both_tiers_it_is_paid_for_twice() -> None:
+    """And without a price nothing is made up."""
+    record = Record(id="a", path="/a", order=1, fingerprint=FILES, saved_ns=NOW, state="both", cold_since_ns=NOW)
+    assert cents(cost_of(record, TIERS, NOW).usd_per_month) == "2.27"
+    assert cost_of(record, Tiers(hot=TIERS.hot), NOW).usd_per_month is None
+
+
+def test_a_store_that_is_as_it_should_be_passes_every_probe(store: Store, tmp_path: Path) -> None:
+    """And nothing is left of the probing."""
+    findings = probe(room_of(tmp_path, store))
+    assert [f for f in findings if not f.ok] == []
+    assert {"write", "exclusive", "read", "list", "uploads", "delete", "disk"} <= {f.probe for f in findings}
+    assert store.listing("") == []
+
+
+def test_what_is_wrong_with_a_bucket_is_found(moto_endpoint: str, tmp_path: Path) -> None:
+    """Versions that are billed, uploads that nobody sees, a clock that is off."""
+    fs = file_system(moto_endpoint)
+    fs.call_s3("create_bucket", Bucket="versions")
+    fs.call_s3("put_bucket_versioning", Bucket="versions", VersioningConfiguration={"Status": "Enabled"})
+    from rooms import options
+
+    from costguard.checkpoints.remote import open_store
+
+    store = open_store("s3://versions/x", storage_options=options(moto_endpoint))
+    fs.call_s3("create_multipart_upload", Bucket="versions", Key="x/run-7/lost/data/a/b")
+    room = room_of(tmp_path, store, now_ns=lambda: NOW)
+    wrong = {f.probe: f.sentence for f in probe(room) if not f.ok}
+    assert set(wrong) == {"versioning", "uploads", "clock"}
+    assert "still billed" in wrong["versioning"]
+
+
+def test_missing_rights_are_found_before_the_run_leans_on_them(proxy: Proxy, tmp_path: Path) -> None:
+    """A store that takes and never lets go is named before it is full."""
+    proxy.rules.append(Rule("DELETE", "answer", 99, 403, "AccessDenied"))
+    findings = probe(room_of(tmp_path, s3_store(proxy.endpoint, attempts=1)))
+    assert [(f.probe, "check the rights" in f.sentence) for f in findings if f.ok is False] == [("delete", True)]
+    proxy.rules.append(Rule("PUT", "answer", 99, 403, "AccessDenied"))
+    assert [f.probe for f in probe(room_of(tmp_path, s3_store(proxy.endpoint, attempts=1)))] == ["write"]
+
+
+def test_a_cold_folder_whose_disk_is_away_is_not_taken_for_empty(tmp_path: Path) -> None:
+    """A mount that is missing is an error, not a list of nothing."""
+    store = LocalStore(str(tmp_path / "mount" / "point" / "cold"))
+    with pytest.raises(StoreError, match="not known to be gone"):
+        store.listing("")
+    with pytest.raises(StoreError, match="leads out"):
+        store.head("../x")
