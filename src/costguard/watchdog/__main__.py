@@ -56,7 +56,8 @@ def _watch(orders: Orders) -> NoReturn:
 
 
 def _let_go(log: str) -> None:
-    """Hold nothing of whoever started this."""
+    """Hold nothing of whoever started this: no session, whose end would send a signal, and no descriptor."""
+    os.setsid()
     try:
         out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError:

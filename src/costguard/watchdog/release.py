@@ -145,11 +145,11 @@ class Release:
             files=self._files,
             clock=self._clock,
         )
-        self._say(f"{ending.why}: the machine is to be given back by {orders.command!r}.")
+        self._say(f"{ending.why}: the machine is to be given back.")
         reason: str | None = "the watch ended before the machine was given back"
         pause_s = orders.pause_s
         try:
-            while not self._try(ending, idling, pause_s):
+            while not self._try(ending, idling):
                 self._pause(pause_s, idling)
                 used_ns = self._used_again(idling)
                 if used_ns is not None:
@@ -161,7 +161,7 @@ class Release:
         finally:
             idling.close(reason)
 
-    def _try(self, ending: Ending, idling: Idling, pause_s: float) -> bool:
+    def _try(self, ending: Ending, idling: Idling) -> bool:
         account = read_folder(self._orders.folder, self._files)
         why = why_unsafe(account, disk_survives=self._orders.disk_survives)
         if why is not None:
@@ -171,14 +171,15 @@ class Release:
             )
             self._tell("unsafe_checkpoint", f"on_stop is not run: {why}. {remedy}.", idling)
             return False
-        self._say(f"runs {self._orders.command!r}.")
+        # The command itself is written nowhere: it may hold keys.
+        self._say("on_stop is run.")
         problem = run_command(self._orders.command, self._log, self._orders.command_cap_s, COSTGUARD_ENDED=ending.how)
         if problem is not None:
-            again = f"It is tried again in {format_duration_s(pause_s)}"
-            self._tell("command_failed", f"on_stop failed ({problem}; see {self._log}). {again}.", idling)
+            message = f"on_stop failed ({problem}; see {self._log}). It is tried again until it succeeds."
+            self._tell("command_failed", message, idling)
             return False
         idle = format_duration_s(idling.seconds)
-        message = f"The machine was given back by {self._orders.command!r} after it was idle for {idle}."
+        message = f"The machine was given back after it was idle for {idle}."
         idling.verdict(Verdict(kind="release", action=Action.LOG, reason="released", message=message))
         self._say(message)
         return True
