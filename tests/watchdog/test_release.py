@@ -15,6 +15,7 @@ import pytest
 from light_training import DEVICES
 from watching import Place, posted, tell, wait_until
 
+from costguard import load_receipt
 from costguard.clock import is_alive, process_start_ns
 from helpers import receipt_of
 
@@ -69,7 +70,10 @@ def test_time_until_the_release_is_idle_and_paid(place: Place) -> None:
     assert idle_ns == second["elapsed_device_ns"]
     assert 0.8 * DEVICES <= idle_ns / 1e9 <= seen_s * DEVICES
     assert float(receipt["spend"]["by_activity"]["idle"]) >= 0.8 * DEVICES
-    assert second["ended"] == "closed"
+    assert (second["ended"], second["releases"], first["releases"]) == ("closed", 1, None)
+    text = load_receipt(str(place.root)).text()
+    assert "idle until the machine was given back" in text
+    assert "\nlog (release): The machine was given back" in text
     assert receipt["time"]["released_s"] < 0.1
 
 
@@ -219,6 +223,15 @@ def test_another_run_on_the_machine_is_waited_for(place: Place) -> None:
     assert place.done.exists()
     ended_ns = place.account("other").ranks[0].final.at_ns
     assert place.account().ranks[-1].start_ns >= ended_ns - 10**9
+
+
+def test_idle_time_reaches_the_mirror(place: Place) -> None:
+    """The disk dies with the machine: the store has the training, its end, and the time until the release."""
+    url = (place.root / "mirror").as_uri()
+    _ended(place, "breach", mirror=f"{url}/r")
+    assert (
+        load_receipt(url).data["run"]["attempts"] == load_receipt(str(place.root / "costguard")).data["run"]["attempts"]
+    )
 
 
 def test_decisions_that_cannot_be_read_are_told(place: Place, webhook: Any) -> None:
