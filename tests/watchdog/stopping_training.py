@@ -5,6 +5,7 @@ A device costs a dollar a second, and the limit is reached some seconds after th
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Any
@@ -31,7 +32,7 @@ def main(folder: str, command: str, when: str, disk_survives: str) -> None:
     priors = StopPriors()
     so_far_s = (SystemClock().now_ns() - (process_start_ns() or 0)) / 1e9
     guard = BudgetStopping(
-        limit_usd=f"{so_far_s + SECONDS + reserve_s(priors):.3f}",
+        limit_usd=os.environ.get("LIMIT_USD") or f"{so_far_s + SECONDS + reserve_s(priors):.3f}",
         on_breach="exit",
         priors=priors,
         on_stop=command,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from watching import Place
 
-from costguard import BudgetStopping, ConfigError
+from costguard import BudgetStopping, ConfigError, StartRefused
 from costguard.clock import is_alive
 from helpers import LIGHTNING_WARNINGS, Child, Tiny, fit, loader, monitor, quiet_trainer, receipt_of, start
 
@@ -58,6 +58,27 @@ def test_a_kill_gives_the_machine_back(place: Place) -> None:
     assert "on_stop will be refused while the newest checkpoint is in" in child.err
     receipt = receipt_of(place.root)
     assert [a["ended"] for a in receipt["run"]["attempts"]] == ["died", "closed"]
+
+
+@pytest.mark.slow
+def test_a_refused_start_under_a_launcher_gives_the_machine_back(place: Place) -> None:
+    """A machine that was got for a run which must not start is of no use either."""
+    # The launcher is the parent here, this process, as an agent of torchrun is.
+    child = start(
+        SCRIPT, place.root, f"touch {place.done}", "breach", "yes", LIMIT_USD="0.01", TORCHELASTIC_RUN_ID="none"
+    ).finish()
+    assert child.code == 93, child.err
+    place.gone(_watch(place))
+    assert place.done.exists()
+
+
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
+def test_a_start_refused_to_a_person_leaves_the_machine(tmp_path: Path) -> None:
+    """Somebody is there, and may want to raise the limit."""
+    guard = BudgetStopping(limit_usd="0.0001", on_stop="true")
+    with pytest.raises(StartRefused):
+        quiet_trainer(tmp_path, monitor(), guard).fit(Tiny(), loader(3))
+    assert not list(tmp_path.rglob("release.log"))
 
 
 @pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)

@@ -172,6 +172,7 @@ class BudgetStopping(Callback):
         if message is not None:
             if refusal is not None:
                 run.writer.verdict(refusal)
+                self._on_stop.refused(run, self._webhook)
                 print(f"costguard: {message}", flush=True)
             raise StartRefused(message)
         if self._watch is not None:

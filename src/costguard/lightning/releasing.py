@@ -50,6 +50,11 @@ class OnStop:
         if self._command is not None:
             start_release(run, self._command, self._when, self._disk_survives, webhook, checkpoints=checkpoints)
 
+    def refused(self, run: Run, webhook: str | None = None) -> None:
+        """The run must not start: under a launcher, which may have got the machine for it; else somebody is there."""
+        if self._command is not None and run.supervised:
+            start_release(run, self._command, self._when, self._disk_survives, webhook)
+
 
 def start_release(
     run: Run,

@@ -102,7 +102,7 @@ class Release:
                     self._say(f"{user.what} looks after the machine: it is left to that one.")
                     return None
                 self._say(f"{user.what} works on this machine: the command waits for its end.")
-                quiet_ns = self._free_from_ns = now
+                quiet_ns = now
             self._sleep(orders.poll_s)
 
     def _look(self) -> Ending:
@@ -122,14 +122,18 @@ class Release:
             self._say(f"{ending.why}: the machine is left to that one.")
 
     def _in_use(self) -> _InUse | None:
-        """Another run of the same folder that works here, or already waits for the machine to be given back."""
-        root = os.path.dirname(os.path.dirname(os.path.abspath(self._orders.folder)))
-        own = os.path.basename(self._orders.folder)
-        for folder, account in runs_in(root, self._files):
-            name = os.path.basename(folder)
-            for rank in account.ranks:
-                if name != own and rank.status == "running":
-                    return _InUse(f"run {name!r}", rank.start_ns, "releases" in rank.header)
+        """Another run of the same folder that works here, or already waits for the machine to be given back.
+
+        Also notes when the last of them ended: until then the machine was not idle.
+        """
+        folder, here = os.path.abspath(self._orders.folder), boot_id()
+        for other, account in runs_in(os.path.dirname(os.path.dirname(folder)), self._files):
+            ranks = [] if os.path.abspath(other) == folder else account.ranks
+            for rank in ranks:
+                if rank.status == "running":
+                    return _InUse(f"run {account.run_id!r}", rank.start_ns, "releases" in rank.header)
+                if here is not None and rank.tenure.boot == here:
+                    self._free_from_ns = max(self._free_from_ns, rank.final.at_ns)
         return None
 
     # -- until it is given back -------------------------------------------------------------------------------
