@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ from watching import Place
 
 from costguard import BudgetStopping, ConfigError, StartRefused
 from costguard.clock import is_alive
+from costguard.lightning.releasing import _main_process
 from helpers import LIGHTNING_WARNINGS, Child, Tiny, fit, loader, monitor, quiet_trainer, receipt_of, start
 
 SCRIPT = Path(__file__).with_name("stopping_training.py")
@@ -114,3 +118,10 @@ def test_endings_that_are_none_are_refused(when: Any) -> None:
     """The known ones are named."""
     with pytest.raises(ConfigError, match=r"on_stop_when=.*expected some of breach, crash, end, stall"):
         BudgetStopping(limit_usd=1, on_stop="sudo poweroff", on_stop_when=when)
+
+
+def test_the_process_that_spawned_the_training_is_waited_for() -> None:
+    """A strategy may spawn the training and go on after it, with work of its own on the machine."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        assert pool.submit(_main_process).result() == os.getpid()
+    assert _main_process() == os.getpid()

@@ -245,6 +245,15 @@ def test_decisions_that_cannot_be_read_are_told(place: Place, webhook: Any) -> N
     assert [alert["reason"] for alert in posted(bodies)] == ["unknown"]
 
 
+def test_a_watch_that_breaks_is_told(place: Place, webhook: Any) -> None:
+    """Whatever went wrong in it, somebody must now do by hand what it does not: here it cannot even wait."""
+    url, bodies = webhook
+    pid = place.watch(place.train(), webhook=url, poll_s=-1)
+    place.gone(pid)
+    assert [alert["reason"] for alert in posted(bodies)] == ["broken"]
+    assert "Traceback" in place.log()
+
+
 def test_the_watch_is_a_process_of_its_own(place: Place) -> None:
     """Child of nobody, in another session, holding nothing of whoever started it."""
     process = place.train()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -89,11 +90,12 @@ def start_release(
     if not os.path.exists(os.path.join(folder, run.writer.seat.segment)):
         warn("on_stop will not be run: this run leaves no journal, so that nothing would tell how it has ended.")
         return
+    pid = _main_process()
     orders = Orders(
         folder=folder,
         attempt=run.writer.seat.attempt,
-        pid=os.getpid(),
-        pid_start=process_start_ns(),
+        pid=pid,
+        pid_start=process_start_ns(pid),
         command=command,
         when=tuple(when),
         disk_survives=disk_survives,
@@ -102,10 +104,16 @@ def start_release(
         grace_s=GRACE_S if grace_s is None else grace_s,
     )
     _end_earlier_watch()
-    pid = _start(orders)
-    if pid is not None:
-        run.writer.fact("release", pid=pid, pid_start=process_start_ns(pid), when=list(when))
+    watch = _start(orders)
+    if watch is not None:
+        run.writer.fact("release", pid=watch, pid_start=process_start_ns(watch), when=list(when))
         _warn_of_disk(checkpoints, disk_survives)
+
+
+def _main_process() -> int:
+    """The process that trains, or the one that spawned it for that and goes on after it."""
+    parent = multiprocessing.parent_process()
+    return os.getpid() if parent is None or parent.pid is None else parent.pid
 
 
 def _start(orders: Orders) -> int | None:

@@ -37,18 +37,18 @@ def main() -> int:
 
 def _watch(orders: Orders) -> NoReturn:
     log = os.path.join(orders.folder, LOG_NAME)
-    code = 1
+    code, release = 1, Release(orders)
     try:
         _let_go(log)
         signal.signal(signal.SIGTERM, _end)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        Release(orders).run()
+        release.run()
         code = 0
     except SystemExit:
         say(log, "the watch was ended from outside; on_stop is not run.")
     except BaseException as error:  # nobody else would hear of it
-        say(log, f"the watch broke ({type(error).__name__}: {error}): give the machine back by hand.")
+        release.broke(error)
         traceback.print_exc()
         sys.stderr.flush()
     finally:

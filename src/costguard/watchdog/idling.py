@@ -136,6 +136,10 @@ class Idling:
         """Note what came of it."""
         self._writer.verdict(verdict)
 
+    def settle(self) -> None:
+        """See to it that the disk and the mirror have the run as it is: the machine may be gone in a moment."""
+        self._writer.rest()
+
     def close(self, reason: str | None = None, at_ns: int | None = None) -> None:
         """End; twice is the same as once.
 

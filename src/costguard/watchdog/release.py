@@ -175,8 +175,8 @@ class Release:
             )
             self._tell("unsafe_checkpoint", f"on_stop is not run: {why}. {remedy}.", idling)
             return False
-        # The command itself is written nowhere: it may hold keys.
-        self._say("on_stop is run.")
+        idling.settle()
+        self._say("on_stop is run.")  # the command itself is written nowhere: it may hold keys
         problem = run_command(self._orders.command, self._log, self._orders.command_cap_s, COSTGUARD_ENDED=ending.how)
         if problem is not None:
             message = f"on_stop failed ({problem}; see {self._log}). It is tried again until it succeeds."
@@ -210,6 +210,11 @@ class Release:
         return min(began, default=None)
 
     # -- telling ----------------------------------------------------------------------------------------------
+
+    def broke(self, error: BaseException) -> None:
+        """Tell that the watch itself has failed."""
+        what = f"{type(error).__name__}: {error}"
+        self._tell("broken", f"the watch broke ({what}), and on_stop is not run. Give the machine back by hand.")
 
     def _say(self, message: str) -> None:
         say(self._log, message)
