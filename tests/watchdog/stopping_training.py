@@ -28,7 +28,7 @@ class Slowly(Callback):
 
 
 def main(folder: str, command: str, when: str, disk_survives: str) -> None:
-    releasing.GRACE_S = 0.5
+    releasing.GRACE_S = float(os.environ.get("GRACE_S", "0.5"))
     priors = StopPriors()
     so_far_s = (SystemClock().now_ns() - (process_start_ns() or 0)) / 1e9
     guard = BudgetStopping(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -74,6 +76,29 @@ def test_a_refused_start_under_a_launcher_gives_the_machine_back(place: Place) -
     assert child.code == 93, child.err
     place.gone(_watch(place))
     assert place.done.exists()
+
+
+@pytest.mark.slow
+def test_a_launcher_that_restarts_a_stopped_run_gets_one_release(place: Place) -> None:
+    """A launcher starts it again, it is refused, and only the last attempt's watch runs the command, once."""
+    arguments = ["--nproc-per-node", "1", "--max-restarts", "1", str(SCRIPT), str(place.root)]
+    command = f"echo released >> {place.done}"
+    env = {"PYTHONPATH": str(SCRIPT.parents[1]), "LIMIT_USD": "60", "GRACE_S": "15"}
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *arguments, command, "breach", "yes"],
+        env={**os.environ, **env},
+        capture_output=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 1
+    place.gone(_watch(place))
+    run_id = _run_id(place)
+    assert place.done.read_text() == "released\n"
+    assert place.account(run_id).trainings == [1, 2]
+    assert place.account(run_id).attempts == [1, 2, 3]
+    assert "attempt 2 was begun: the machine is left to that one" in place.log(run_id)
+    receipt_of(place.root)
 
 
 @pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
