@@ -71,6 +71,36 @@ def process_start_ns(pid: int | None = None) -> int | None:
         return None
 
 
+def is_alive(pid: int, start_ns: int | None = None) -> bool:
+    """Whether a process is there and has not ended; one that only waits for its parent to notice has.
+
+    Args:
+        pid: Process id.
+        start_ns: When it was created, as `process_start_ns` says, so that a later process with the same id is told
+            apart; `None` if unknown.
+
+    Source:
+        proc(5), field 3 (state) of /proc/[pid]/stat: Z is a zombie, X is dead.
+    """
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        if Path("/proc/self/stat").exists():
+            return False
+        return _answers(pid)
+    return state not in "ZX" and (start_ns is None or process_start_ns(pid) == start_ns)
+
+
+def _answers(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
 def in_notebook() -> bool:
     """Whether this is an interactive kernel, whose process is older than the work it is asked for."""
     return "ipykernel" in sys.modules

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 import zlib
 from collections.abc import Callable
@@ -26,7 +28,7 @@ from builders import (
     random_journal,
     rows,
 )
-from costguard.clock import boot_id, process_start_ns
+from costguard.clock import boot_id, is_alive, process_start_ns
 from costguard.ledger.account import RunAccount
 from costguard.ledger.fold import SeatFiles, fold
 from costguard.ledger.layout import Seat
@@ -353,6 +355,23 @@ def test_a_process_that_is_still_there_is_running() -> None:
         journal = Journal()
         journal.attempt(**header).train(1).die()
         assert journal.account().ranks[0].status == status
+
+
+def test_a_process_that_has_ended_unnoticed_is_not_running() -> None:
+    """One whose parent has not asked for its end is still listed, and does nothing more."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    start = process_start_ns(process.pid)
+    here = {"host": os.uname().nodename, "boot": boot_id(), "pid": process.pid, "pid_start": start}
+    journal = Journal()
+    journal.attempt(**here).train(1).die()
+    try:
+        assert journal.account().ranks[0].status == "running"
+    finally:
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert (process_start_ns(process.pid), is_alive(process.pid, start)) == (start, False)
+    assert journal.account().ranks[0].status == "died"
+    process.communicate()
 
 
 @pytest.mark.parametrize(("hours", "state"), [(0, "running"), (-24, "died"), (24 * 30, "died")])

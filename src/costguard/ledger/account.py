@@ -150,6 +150,11 @@ class RunAccount:
         """Numbers of the attempts, ascending."""
         return sorted({r.seat.attempt for r in self.ranks})
 
+    @property
+    def trainings(self) -> list[int]:
+        """Numbers of the attempts to train, ascending: without those that waited for a machine to be given back."""
+        return sorted({r.seat.attempt for r in self.ranks if "releases" not in r.header})
+
     def of_attempt(self, attempt: int) -> list[RankAccount]:
         """All ranks of one attempt."""
         return [r for r in self.ranks if r.seat.attempt == attempt]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from costguard.clock import boot_id, process_start_ns
+from costguard.clock import boot_id, is_alive
 from costguard.errors import ConfigError
 from costguard.ledger.account import Gap, RankAccount, Resume, RunAccount, Snapshot, Status
 from costguard.ledger.activity import Counters, MeterState
@@ -195,8 +195,8 @@ def is_running(header: Line) -> bool:
         return False
     if header["pid"] == os.getpid():
         return True
-    start = process_start_ns(header["pid"])
-    return start is not None and start == header.get("pid_start")
+    start = header.get("pid_start")
+    return start is not None and is_alive(header["pid"], start)
 
 
 def _gaps(ranks: Sequence[RankAccount]) -> list[Gap]:

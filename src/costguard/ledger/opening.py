@@ -81,7 +81,7 @@ def identify(run_id: str | None, env: Mapping[str, str], allocation: Allocation,
 def _restarted_run(allocation: Allocation, root: str, files: Files) -> str | None:
     same_job = []
     for folder, account in runs_in(root, files):
-        last = account.of_attempt(account.attempts[-1])
+        last = account.of_attempt(max(account.trainings, default=0))
         if any(r.header.get("job") == allocation.job for r in last):
             # Without the scheduler's word only an attempt that died tells a restart from a second script in the job.
             if allocation.restarted or any(r.status == "died" for r in last):

@@ -18,6 +18,7 @@ from costguard.lightning.budget_watch import BudgetWatch
 from costguard.lightning.cost_monitor import CostMonitor
 from costguard.lightning.instances import Instances
 from costguard.lightning.joining import callbacks_of
+from costguard.lightning.releasing import OnStop
 from costguard.lightning.run import Run
 from costguard.lightning.shield import shielded
 from costguard.lightning.telling import OnAlert, Teller
@@ -56,6 +57,11 @@ class BudgetStopping(Callback):
         pot: A pot that many runs share, as `costguard pot create` has made it: a folder or a URL.
         on_store_down: What to do when the pot's store is away and the credit in hand is spent: `stop_at_credit` or
             `continue`.
+        on_stop: Shell command that gives the machine back, such as `sudo poweroff`; a small process beside the
+            training runs it when the training has ended (see docs/stopping.md).
+        on_stop_when: Endings after which it is run, some of `breach`, `crash`, `end` and `stall`; `breach` by default.
+        disk_survives: Your word that this machine's disk outlives it; without it on_stop is refused while the newest
+            checkpoint lies only there.
 
     Raises:
         ConfigError: If a value cannot be used.
@@ -77,6 +83,9 @@ class BudgetStopping(Callback):
         priors: StopPriors | None = None,
         pot: str | None = None,
         on_store_down: OnStoreDown = "stop_at_credit",
+        on_stop: str | None = None,
+        on_stop_when: list[Literal["breach", "crash", "end", "stall"]] | None = None,
+        disk_survives: bool = False,
     ) -> None:
         self._budgets = _all_budgets(limit_usd, limit_gpu_hours, budgets, warn_at, needed=pot is None)
         if on_store_down not in get_args(OnStoreDown):
@@ -91,6 +100,7 @@ class BudgetStopping(Callback):
         self._on_breach = on_breach
         self._webhook = webhook
         self._on_alert = on_alert
+        self._on_stop = OnStop("BudgetStopping", on_stop, on_stop_when, disk_survives=disk_survives)
         self._priors = priors or StopPriors()
         self._begin()
 
@@ -162,6 +172,7 @@ class BudgetStopping(Callback):
         if message is not None:
             if refusal is not None:
                 run.writer.verdict(refusal)
+                self._on_stop.refused(run, self._webhook)
                 print(f"costguard: {message}", flush=True)
             raise StartRefused(message)
         if self._watch is not None:
@@ -190,6 +201,7 @@ class BudgetStopping(Callback):
             monitor = self._monitor
             self._watch.foreseen = lambda: monitor.forecast if monitor is not None else None
             self._watch.planned_steps = trainer.max_steps if trainer.max_steps > 0 else None
+        self._on_stop.begin(run, clean_stop.checkpoint_folder(trainer), self._webhook)
         self._step, self._step_began_ns = trainer.global_step, run.meter.now_ns()
 
     def _agree_with(self, trainer: Trainer) -> Agreement:

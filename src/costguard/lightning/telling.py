@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import threading
-import urllib.request
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -12,9 +10,9 @@ from typing import Any
 from costguard.errors import warn
 from costguard.policies.alerts import AlertState, choose_alerts
 from costguard.records import Verdict
+from costguard.webhook import TIMEOUT_S, post
 
 OnAlert = Callable[[Verdict], Any]
-TIMEOUT_S = 5.0
 
 
 class Teller:
@@ -73,7 +71,7 @@ class Teller:
         if self._on_alert is not None:
             self._beside(partial(self._on_alert, verdict))
         if self._webhook is not None:
-            self._beside(partial(self._post, verdict))
+            self._beside(partial(post, self._webhook, verdict))
 
     def _beside(self, work: Callable[[], Any]) -> None:
         def run() -> None:
@@ -85,10 +83,3 @@ class Teller:
         thread = threading.Thread(target=run, name="costguard-alert", daemon=True)
         thread.start()
         self._threads.append(thread)
-
-    def _post(self, verdict: Verdict) -> None:
-        fields = {name: getattr(verdict, name) for name in ("kind", "reason", "message", "step", "spend")}
-        body = json.dumps({**fields, "action": verdict.action.value, "evidence": dict(verdict.evidence)}).encode()
-        request = urllib.request.Request(str(self._webhook), body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S):
-            pass

@@ -140,6 +140,7 @@ def _attempt(account: RunAccount, number: int) -> dict[str, Any]:
         "ended_at": _instant(max(r.end_wall_ns for r in ranks)) if _status(first) != "running" else None,
         "ended": _status(first),
         "reason": next((r.reason for r in ranks if r.reason), None),
+        "releases": first.header.get("releases"),
         "ranks": len(ranks),
         "paid_devices": first.paid_devices,
         "idle_devices": sum(r.idle_devices for r in ranks),

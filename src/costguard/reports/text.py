@@ -208,7 +208,8 @@ def _attempts(receipt: Mapping[str, Any]) -> Iterator[str]:
         why = f" ({a['reason']})" if a["reason"] else ""
         end = a["ended_at"] or "now"
         yield f"{a['attempt']}. {a['started_at']} to {end}, {a['ended']}{why}"
-        steps = f"steps {a['first_step']} to {a['last_step']}{redone}" if a["batches"] else "nothing trained"
+        nothing = "nothing trained" if a["releases"] is None else "idle until the machine was given back"
+        steps = f"steps {a['first_step']} to {a['last_step']}{redone}" if a["batches"] else nothing
         yield f"   {devices}, {steps}, {a['elapsed_device_ns'] / NS_PER_HOUR:.4g} device-hours"
         if a["gap_after_ns"]:
             yield f"   then a gap of {format_duration_s(a['gap_after_ns'] / NS_PER_S)}, billed: {a['gap_reason']}"
@@ -238,7 +239,8 @@ def _verdicts(receipt: Mapping[str, Any]) -> Iterator[str]:
     if receipt["verdicts"]:
         yield "VERDICTS"
     for verdict in receipt["verdicts"]:
-        yield f"step {verdict['step']}: {verdict['action']} ({verdict['kind']}): {verdict['message']}"
+        step = "" if verdict["step"] is None else f"step {verdict['step']}: "
+        yield f"{step}{verdict['action']} ({verdict['kind']}): {verdict['message']}"
 
 
 def _provenance(receipt: Mapping[str, Any]) -> Iterator[str]:

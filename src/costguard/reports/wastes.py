@@ -22,7 +22,7 @@ _SENTENCES = {
     "demotion": "Training stood still while checkpoints were moved.",
     "logging": "Training stood still while loggers wrote; log less often.",
     "metering": "costguard itself, and on a CPU the measurement of its peak.",
-    "idle": "Paid for and not used: devices without a rank, and the process after training.",
+    "idle": "Paid for and not used: devices without a rank, the process after training, a machine not given back.",
     "hung": "Nothing went on.",
     "teardown": "Ending: closing loaders and loggers, and the interpreter's own exit.",
     "gap": "The machine was held between two attempts.",
