@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 from costguard.ledger import process_time as _process_time  # noqa: F401 - registers the exit handler early
 
 if TYPE_CHECKING:
+    from costguard.checkpoints.fetch import fetch
     from costguard.errors import ConfigError, CostguardError, CostguardWarning, RunNotFoundError, StartRefused
     from costguard.lightning.budget_stopping import BudgetStopping
+    from costguard.lightning.checkpoint_tiering import CheckpointTiering
     from costguard.lightning.cost_monitor import CostMonitor
     from costguard.policies.budget import Budget, Threshold
     from costguard.prices import Price, PriceBook
@@ -24,6 +26,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Budget": "costguard.policies.budget",
     "BudgetStopping": "costguard.lightning.budget_stopping",
+    "CheckpointTiering": "costguard.lightning.checkpoint_tiering",
     "ConfigError": "costguard.errors",
     "CostMonitor": "costguard.lightning.cost_monitor",
     "CostguardError": "costguard.errors",
@@ -34,12 +37,14 @@ _HOMES = {
     "RunNotFoundError": "costguard.errors",
     "StartRefused": "costguard.errors",
     "Threshold": "costguard.policies.budget",
+    "fetch": "costguard.checkpoints.fetch",
     "load_receipt": "costguard.reports.receipt",
 }
 
 __all__ = [
     "Budget",
     "BudgetStopping",
+    "CheckpointTiering",
     "ConfigError",
     "CostMonitor",
     "CostguardError",
@@ -51,6 +56,7 @@ __all__ = [
     "StartRefused",
     "Threshold",
     "__version__",
+    "fetch",
     "load_receipt",
 ]
 

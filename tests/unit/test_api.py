@@ -18,6 +18,7 @@ def test_public_names_are_these() -> None:
     assert set(costguard.__all__) == {
         "Budget",
         "BudgetStopping",
+        "CheckpointTiering",
         "ConfigError",
         "CostMonitor",
         "CostguardError",
@@ -29,6 +30,7 @@ def test_public_names_are_these() -> None:
         "StartRefused",
         "Threshold",
         "__version__",
+        "fetch",
         "load_receipt",
     }
 

@@ -172,6 +172,11 @@ class CostMonitor(Callback):
         outlook = self._training.outlook if self._training is not None else None
         return outlook.forecast if outlook is not None else None
 
+    @property
+    def metered(self) -> Run | None:
+        """The run that is metered, once it is set up."""
+        return self._run
+
     def join(self, trainer: Trainer) -> Run:
         """The run that this process is metered for, known as far as it can be without a checkpoint.
 

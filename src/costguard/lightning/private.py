@@ -133,3 +133,18 @@ def never_requeue(trainer: Trainer) -> None:
     environment = getattr(trainer.strategy, "cluster_environment", None)
     if getattr(environment, "auto_requeue", False):
         environment.auto_requeue = False  # type: ignore[union-attr]
+
+
+def saves_beside(trainer: Trainer) -> bool:
+    """Whether checkpoints are written on a thread beside training."""
+    return hasattr(trainer.strategy.checkpoint_io, "_executor")
+
+
+def when_saved(trainer: Trainer) -> Callable[[], Any]:
+    """Returns what waits until the checkpoints that were asked for until now are written."""
+    executor = getattr(trainer.strategy.checkpoint_io, "_executor", None)
+    if executor is None:
+        return lambda: None
+    waiting = executor.submit(int)
+    result: Callable[[], Any] = waiting.result
+    return result

@@ -1,0 +1,132 @@
+"""A run's checkpoints where a training or a command finds them: listed in its folder, with their cold store."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from costguard.checkpoints.faults import CheckpointError
+from costguard.checkpoints.hot import HotFiles
+from costguard.checkpoints.inventory import Inventory
+from costguard.checkpoints.manifest import Level
+from costguard.checkpoints.pace import Pace
+from costguard.checkpoints.remote import open_store
+from costguard.checkpoints.room import Room, new_id
+from costguard.errors import config_error
+from costguard.prices.storage import StorageClass, storage_class
+
+FOLDER = "costguard-checkpoints"
+_NAME = "room.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cold:
+    """Where what is demoted goes.
+
+    Args:
+        url: A folder, or any URL that fsspec can write to; `None` for nowhere.
+        storage_options: Given to fsspec; never written down.
+        storage_class: A class of the price table, such as `s3:GLACIER_IR`; on S3 large objects are written in it.
+        bytes_per_s: Most bytes a second, as fast as it goes if `None`.
+        allow_plain_http: Whether a host that is not this machine may be spoken to without TLS.
+        required: How far a cold copy is verified before the hot one goes.
+    """
+
+    url: str | None = None
+    storage_options: Mapping[str, Any] | None = None
+    storage_class: str | None = None
+    bytes_per_s: float | None = None
+    allow_plain_http: bool = False
+    required: Level = Level.ETAG
+
+    @property
+    def prices(self) -> StorageClass | None:
+        """Prices of the class, `None` if it was not named."""
+        return None if self.storage_class is None else storage_class(self.storage_class)
+
+
+def open_room(root: str, cold: Cold) -> Room:
+    """Open the checkpoints of a folder, which are listed there from now on.
+
+    Args:
+        root: Folder that the training's checkpoints lie in or below.
+        cold: Where what is demoted goes.
+
+    Raises:
+        ConfigError: If the cold store cannot be opened.
+    """
+    folder = os.path.join(os.path.abspath(root), FOLDER)
+    said = _read(folder)
+    name = said.get("run") or f"{os.path.basename(os.path.abspath(root)) or 'run'}-{new_id()[:8]}"
+    url = cold.url or said.get("cold")
+    said = {"v": 1, "run": name, "cold": url, "storage_class": cold.storage_class or said.get("storage_class")}
+    _write(folder, said)
+    prices = storage_class(said["storage_class"]) if said["storage_class"] else None
+    store = None
+    if url is not None:
+        kind = said["storage_class"].split(":", 1)[1] if said["storage_class"] and url.startswith("s3") else None
+        store = open_store(
+            url,
+            storage_options=cold.storage_options,
+            storage_class=kind,
+            allow_plain_http=cold.allow_plain_http,
+        )
+    files = HotFiles()
+    return Room(
+        inventory=Inventory(folder, files),
+        files=files,
+        store=store,
+        run=name,
+        required=cold.required,
+        pace=Pace(cold.bytes_per_s),
+        storage_class=prices,
+    )
+
+
+def room_above(path: str, **options: Any) -> Room:
+    """Open the checkpoints that a path belongs to: those of the nearest folder above it that has such a list.
+
+    Args:
+        path: A checkpoint, hot or not, or a folder.
+        options: Fields of `Cold`, in place of what was written down.
+
+    Raises:
+        ConfigError: If no folder above has one.
+    """
+    place = os.path.abspath(path)
+    while True:
+        if os.path.isfile(os.path.join(place, FOLDER, _NAME)):
+            return open_room(place, Cold(**options))
+        above = os.path.dirname(place)
+        if above == place:
+            raise config_error(
+                f"{path!r}: no {FOLDER} folder there or above it; give the folder that was trained in with "
+                "CheckpointTiering, or a checkpoint of it."
+            )
+        place = above
+
+
+def _read(folder: str) -> dict[str, Any]:
+    try:
+        with open(os.path.join(folder, _NAME), encoding="utf-8") as file:
+            said = json.load(file)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{os.path.join(folder, _NAME)} cannot be read ({error}); mend or remove it.") from error
+    if said.get("v") != 1:
+        raise CheckpointError(f"{os.path.join(folder, _NAME)} is of a newer costguard; use that.")
+    return dict(said)
+
+
+def _write(folder: str, said: Mapping[str, Any]) -> None:
+    if _read(folder) == said:
+        return
+    os.makedirs(folder, exist_ok=True)
+    draft = os.path.join(folder, f".{_NAME}.{os.getpid()}")
+    with open(draft, "w", encoding="utf-8") as file:
+        json.dump(dict(said), file)
+    os.replace(draft, os.path.join(folder, _NAME))
