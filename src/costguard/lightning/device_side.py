@@ -7,6 +7,7 @@ from typing import Any
 
 from costguard.errors import warn
 from costguard.flops.step import StepFlops
+from costguard.ledger.done import OVER_100_PERCENT
 from costguard.ledger.live import Figures
 from costguard.lightning.diagnosis import signals_of
 from costguard.lightning.gpu_watch import GpuWatch
@@ -72,7 +73,10 @@ class DeviceSide:
             self._run.writer.fact("gpu", **watch.fact())
 
     def _judge(self, figures: Figures, seen: StepFlops | None, recompiles: int) -> None:
-        """Say why MFU is low, each cause once."""
+        """Say why MFU is low, each cause once, or that it cannot be so high."""
+        if figures.mfu is not None and figures.mfu > 1:
+            self._tell_once(_over(figures.mfu, self._run.meter.state.counters.step))
+            return
         signals = signals_of(
             self._run.states(),
             figures,
@@ -82,7 +86,11 @@ class DeviceSide:
             currency=self._run.config.book.currency,
         )
         verdict = why_low(signals if self._watch is None else self._watch.signals(signals))
-        if verdict is not None and verdict.reason != self._judged:
+        if verdict is not None:
+            self._tell_once(verdict)
+
+    def _tell_once(self, verdict: Verdict) -> None:
+        if verdict.reason != self._judged:
             self._judged = verdict.reason
             self.tell(verdict)
 
@@ -91,3 +99,13 @@ class DeviceSide:
         self._run.writer.verdict(verdict)
         if verdict.action in (Action.WARN, Action.ALERT):
             say(verdict.message)
+
+
+def _over(mfu: float, step: int) -> Verdict:
+    message = (
+        f"MFU is {mfu:.0%}, which nothing reaches: the peak is not this device's, or what was counted is not what runs; "
+        "pass peak_flops_per_s=, or see `costguard doctor`."
+    )
+    return Verdict(
+        kind="mfu", action=Action.WARN, reason=OVER_100_PERCENT, message=message, step=step, evidence={"mfu_ratio": mfu}
+    )
