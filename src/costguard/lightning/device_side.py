@@ -103,8 +103,8 @@ class DeviceSide:
 
 def _over(mfu: float, step: int) -> Verdict:
     message = (
-        f"MFU is {mfu:.0%}, which nothing reaches: the peak is not this device's, or what was counted is not what runs; "
-        "pass peak_flops_per_s=, or see `costguard doctor`."
+        f"MFU is {mfu:.0%}, which nothing reaches: the peak is not this device's, or what was counted is not what "
+        "runs; pass peak_flops_per_s=, or see `costguard doctor`."
     )
     return Verdict(
         kind="mfu", action=Action.WARN, reason=OVER_100_PERCENT, message=message, step=step, evidence={"mfu_ratio": mfu}
