@@ -16,7 +16,7 @@ from costguard.lightning.pot_watch import PotWatch
 from costguard.lightning.run import Run
 from costguard.policies.budget import Budget, Facts, Mark, admit, check_enforceable, evaluate_all
 from costguard.policies.progress import progress_of
-from costguard.policies.reserve import Reserve, StopPriors, StopSamples, price_of_stopping
+from costguard.policies.reserve import QUANTILE, Reserve, StopPriors, StopSamples, price_of_stopping, upper_bound
 from costguard.records import Action, Amount, Verdict
 from costguard.units import NS_PER_S, plain, round_money
 
@@ -60,6 +60,9 @@ class BudgetWatch:
         self._neighbours_at_ns = 0
         self._steps_ns: deque[int] = deque(maxlen=STEPS_KEPT)
         self._earlier = _earlier_stops(self._account, run.writer.seat.attempt)
+        self._validation_ns: deque[int] = deque(maxlen=STEPS_KEPT)
+        self.saves_routinely = False
+        self.ahead_ns = 0
         self.delay_steps = 0
         self.planned_steps: int | None = None
         self.next_look_ns = 0
@@ -117,6 +120,16 @@ class BudgetWatch:
         """Note how long an optimizer step took, with the wait for its data."""
         self._steps_ns.append(ns)
 
+    def validation_took(self, ns: int, batches: int) -> None:
+        """Note how long a validation took; its batches are as many samples of their mean."""
+        self._validation_ns.extend([ns // batches] * min(batches, STEPS_KEPT) if batches else ())
+
+    def validation_ns(self, batches: int) -> int:
+        """How long a validation may take; before there was one, each of its batches counts as a whole step."""
+        seen = upper_bound(self._validation_ns, QUANTILE)
+        each = max(self._steps_ns, default=self._priors.step_ns) if seen is None else seen
+        return each * batches
+
     @property
     def step_s(self) -> float | None:
         """Mean time of a step, `None` before there was one."""
@@ -130,7 +143,13 @@ class BudgetWatch:
             teardown_ns=self._earlier.teardowns_ns,
             exit_ns=self._earlier.exits_ns,
         )
-        return price_of_stopping(samples, priors=self._priors, agreement_steps=1 + self.delay_steps)
+        reserve = price_of_stopping(samples, priors=self._priors, agreement_steps=1 + self.delay_steps)
+        # A checkpoint of the user's may fall between this look and the stop.
+        routine_ns = reserve.parts_ns["save"] if self.saves_routinely else 0
+        if not routine_ns and not self.ahead_ns:
+            return reserve
+        parts = {**reserve.parts_ns, "agreement": reserve.parts_ns["agreement"] + routine_ns + self.ahead_ns}
+        return replace(reserve, parts_ns=parts)
 
     def facts(self, step: int | None = None) -> dict[str, Facts]:
         """What each budget is judged by now, by its key.
@@ -257,7 +276,13 @@ def _earlier_stops(account: RunAccount, attempt: int) -> _Earlier:
     closed = [r for r in trained if r.status == "closed"]
     return _Earlier(
         starts=(sum(r.final.activities_ns.get(name, 0) for name in _STARTING) for r in trained),
-        saves=(e["blocked_ns"] for r in firsts for e in r.events if e["k"] == "saved"),
+        # Of what was written on a thread beside, and not to the end, nobody knows how long it takes.
+        saves=(
+            ns
+            for r in firsts
+            for e in r.events
+            if e["k"] == "saved" and (ns := e.get("written_ns", e["blocked_ns"])) is not None
+        ),
         teardowns=(r.final.activities_ns.get("teardown", 0) - r.estimated_ns for r in closed),
         exits=(r.estimated_ns for r in closed),
     )
