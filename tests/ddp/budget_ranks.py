@@ -89,7 +89,7 @@ def main(folder: Path, what: str) -> None:
     limit = 60 if what == "signal" else 36
     cost = CostMonitor(usd_per_gpu_hour=DOLLAR_A_SECOND, peak_flops_per_s=1e9, dir=str(folder), run_id="r")
     if what == "torchrun":
-        limit = 50
+        limit = 130
         cost = CostMonitor(usd_per_gpu_hour=DOLLAR_A_SECOND, peak_flops_per_s=1e9, dir=str(folder))
     stopping = BudgetStopping(limit_usd=limit, priors=PRIORS, on_breach="auto" if what == "torchrun" else "return")
     strategy: Any = "ddp"

@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from costguard.errors import STOPPED_CODE, StartRefused, StoppedForGood, config_error, warn
+from costguard.ledger.allocation import restarts_left
 from costguard.lightning import clean_stop, private
 from costguard.lightning.agreement import Agreement, Alone, Together
 from costguard.lightning.budget_watch import BudgetWatch
@@ -160,6 +161,7 @@ class BudgetStopping(Callback):
         if trainer.is_global_zero:
             try:
                 self._watch = BudgetWatch(run, self._budgets, self._priors, self._pot, self._on_store_down)
+                self._watch.restarts = 0 if self._on_breach == "return" else restarts_left(os.environ)
                 refusal = self._watch.refusal()
             except BaseException as error:  # the other ranks wait for word
                 problem = error
@@ -177,8 +179,8 @@ class BudgetStopping(Callback):
             raise StartRefused(message)
         if self._watch is not None:
             self._watch.lift()
-            state = run.account().fact("budget") or {}
-            alerts = AlertState.from_json(state["alerts"]).next_attempt() if state.get("alerts") else None
+            self._watch.write()
+            alerts = AlertState.from_json(self._watch.alerts).next_attempt() if self._watch.alerts else None
             self._teller = Teller(trainer.loggers, self._webhook, self._on_alert, alerts)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -290,7 +292,8 @@ class BudgetStopping(Callback):
             if verdict.action is not Action.STOP:
                 run.writer.verdict(verdict)
         if teller.tell(verdicts, run.wall_ns(), closing=closing):
-            watch.write(alerts=teller.state.to_json())
+            watch.alerts = teller.state.to_json()
+            watch.write()
 
     # -- the stop ---------------------------------------------------------------------------------------------
 

@@ -24,6 +24,8 @@ LOOK_EVERY_NS = 5 * NS_PER_S
 """Longest time between two looks."""
 CLOSE_STEPS = 10
 """So many steps before the limit every step is looked at."""
+RESTART_PAUSE_NS = NS_PER_S
+"""From the end of a process to the start of the next by a launcher: chosen."""
 NEIGHBOURS_EVERY_NS = 30 * NS_PER_S
 STEPS_KEPT = 512
 _STARTING = ("startup", "restore", "compile")
@@ -55,6 +57,7 @@ class BudgetWatch:
         self.budgets = [self._as_raised(budget) for budget in budgets]
         self._account = run.account()
         state = self._account.fact("budget") or {}
+        self.alerts: dict[str, Any] | None = state.get("alerts")
         self._fired = frozenset(Mark.from_json(mark) for mark in state.get("marks", ()))
         self._neighbours = Neighbours(run.config.root, run.run_id, run.files)
         self._neighbours_at_ns = 0
@@ -63,6 +66,8 @@ class BudgetWatch:
         self._validation_ns: deque[int] = deque(maxlen=STEPS_KEPT)
         self.saves_routinely = False
         self.ahead_ns = 0
+        self.restarts = 0
+        self._admission_ns = 0
         self.delay_steps = 0
         self.planned_steps: int | None = None
         self.next_look_ns = 0
@@ -83,7 +88,8 @@ class BudgetWatch:
         Raises:
             ConfigError: If a budget cannot be enforced with the prices there are.
         """
-        book = self._run.config.book
+        meter, book = self._run.meter, self._run.config.book
+        self._admission_ns = meter.now_ns() - meter.state.start_ns
         for budget in self.budgets:
             check_enforceable(budget, priced=bool(book.prices), currency=book.currency)
         stop = standing_stop(self._decisions)
@@ -144,11 +150,12 @@ class BudgetWatch:
             exit_ns=self._earlier.exits_ns,
         )
         reserve = price_of_stopping(samples, priors=self._priors, agreement_steps=1 + self.delay_steps)
+        parts = dict(reserve.parts_ns)
         # A checkpoint of the user's may fall between this look and the stop.
-        routine_ns = reserve.parts_ns["save"] if self.saves_routinely else 0
-        if not routine_ns and not self.ahead_ns:
-            return reserve
-        parts = {**reserve.parts_ns, "agreement": reserve.parts_ns["agreement"] + routine_ns + self.ahead_ns}
+        parts["agreement"] += self.ahead_ns + (parts["save"] if self.saves_routinely else 0)
+        if self.restarts:
+            # Each start that the launcher makes after the stop costs what it took here until it was admitted.
+            parts["restarts"] = self.restarts * (self._admission_ns + parts["exit"] + RESTART_PAUSE_NS)
         return replace(reserve, parts_ns=parts)
 
     def facts(self, step: int | None = None) -> dict[str, Facts]:
@@ -203,11 +210,11 @@ class BudgetWatch:
         self.next_look_ns = self._run.meter.now_ns() + min(pause_ns, left_ns)
         return evaluation.verdicts if empty is None else (*evaluation.verdicts, empty)
 
-    def write(self, **more: Any) -> None:
+    def write(self) -> None:
         """Keep what must outlive this process."""
         marks = [mark.to_json() for mark in sorted(self._fired, key=lambda m: (m.budget, m.window, m.reason))]
         limits = {budget.key: plain(round_money(budget.limit)) for budget in self.budgets}
-        self._run.writer.fact("budget", marks=marks, limits=limits, **more)
+        self._run.writer.fact("budget", marks=marks, limits=limits, alerts=self.alerts)
 
     def stop(self, verdict: Verdict) -> Verdict:
         """Write down that the run is stopped for good, with what stopping is expected to take."""
