@@ -60,27 +60,31 @@ def test_sigterm_to_one_rank_ends_both(tmp_path: Path) -> None:
 def test_a_launcher_that_restarts_gets_one_attempt_of_work(tmp_path: Path) -> None:
     """`--max-restarts 3` around a breach: three more starts, refused before any data, metered, all under the limit."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*command, "--max-restarts", "3", str(SCRIPT), str(tmp_path), "torchrun"],
-        env={**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=280,
-    )
-    assert done.returncode != 0
-    assert "exitcode" in done.stderr
-    assert "93" in done.stderr
+    with (tmp_path / "err").open("w") as errors:
+        launcher = subprocess.Popen(
+            [*command, "--max-restarts", "3", str(SCRIPT), str(tmp_path), "torchrun"],
+            # Shared, the launcher's store keeps addresses of the ranks before, and gloo may wait for those for ever.
+            env={**os.environ, "PYTHONPATH": str(TESTS), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+            stdout=errors,
+            stderr=errors,
+        )
+        try:
+            launcher.wait(280)
+        finally:
+            launcher.terminate()  # which it passes on to its ranks
+            launcher.wait()
+    assert launcher.returncode not in (0, -15)
+    assert "exitcode  : 93" in (tmp_path / "err").read_text()
     worked = _told(tmp_path)
     assert worked[0]["step"] == worked[1]["step"] > 0
     assert [each["code"] for each in worked] == [93, 93]
     again = [json.loads(path.read_text()) for path in tmp_path.glob("rank-*-[1-3].json")]
     assert all(each["touched"] == 0 for each in again)
-    # Now and then gloo itself does not connect its ranks in time; such a start has not come as far as to be refused.
-    refused = [each for each in again if each["code"] == 93]
-    assert len(refused) >= 2
+    # The launcher ends the other rank as soon as one is refused, which may be before that one has written.
+    assert len(again) >= 3
+    assert {each["code"] for each in again} == {93}
     receipt = checked(receipt_of(tmp_path), 130, dollars_a_second=2)
     first, *others = receipt["run"]["attempts"]
     assert first["last_step"] == worked[0]["step"]
-    assert len(others) == [v["action"] for v in receipt["verdicts"]].count("refuse") <= 3
+    assert len(others) == [v["action"] for v in receipt["verdicts"]].count("refuse") == 3
     assert all(each["elapsed_device_ns"] > 0 and each["batches"] == 0 for each in others)

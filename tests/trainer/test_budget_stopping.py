@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,10 @@ from budgeted import (
 )
 from costguard import Budget, BudgetStopping, CostguardWarning, Price, PriceBook, Threshold
 from costguard.clock import SystemClock
-from costguard.errors import ConfigError, CostguardError, StartRefused, StoppedForGood
+from costguard.errors import ConfigError, CostguardError, PotError, StartRefused, StoppedForGood
 from costguard.ledger.control import ControlLog
 from costguard.policies.reserve import StopPriors
+from costguard.pots import Pot
 from costguard.testing import ManualClock
 from helpers import LIGHTNING_WARNINGS, NS_PER_S, Tiny, loader, monitor, quiet_trainer, receipt_of, run_folders
 
@@ -642,3 +644,96 @@ def test_another_currency_needs_a_dated_rate(clock: ManualClock, tmp_path: Path)
     cost = CostMonitor(prices=book, peak_flops_per_s=1e9)
     train(tmp_path / "b", Ticking(clock), cost, BudgetStopping(budgets=[budget], priors=PRIORS))
     kept(tmp_path / "b", 8, clock)
+
+
+# -- pots ------------------------------------------------------------------------------------------------------------
+
+
+def _pot(folder: Path, **options: Any) -> str:
+    url = str(folder / "pot")
+    Pot.create(url, **{"limit_usd": 20, "voucher": "0.5", **options})
+    return url
+
+
+def _in_pot(folder: Path, name: str, url: str, clock: Any, module: LightningModule, **options: Any) -> Decimal:
+    cost = monitor(usd_per_gpu_hour=DOLLAR_A_SECOND, run_id=name)
+    train(folder, module, cost, BudgetStopping(pot=url, priors=PRIORS, **options), max_epochs=-1)
+    metered_from_now(clock)
+    return Decimal(receipt_of(folder / "costguard" / name)["spend"]["total"])
+
+
+def test_two_runs_in_turn_share_a_pot(clock: ManualClock, tmp_path: Path) -> None:
+    """The second gets what the first has left; both together stay under the limit."""
+    url = _pot(tmp_path)
+    first = train_some(tmp_path, "first", url, clock, 80)
+    second = _in_pot(tmp_path, "second", url, clock, Ticking(clock))
+    assert first == Decimal(8)
+    assert Decimal(20) - Decimal("5") < first + second <= 20
+    status = Pot.open(url).status()
+    assert status.spent <= 20
+    assert status.live == 0
+
+
+def test_an_empty_pot_refuses_the_start(clock: ManualClock, tmp_path: Path) -> None:
+    """What is left does not even pay for stopping: nothing is begun, and what was claimed goes back."""
+    url, module = _pot(tmp_path, limit_usd=2), Ticking(clock)
+    with pytest.raises(StartRefused, match="Not started"):
+        _in_pot(tmp_path, "r", url, clock, module)
+    metered_from_now(clock)
+    assert module.trained == 0
+    assert Pot.open(url).status().live == 0
+
+
+def train_some(folder: Path, name: str, url: str, clock: ManualClock, steps: int) -> Decimal:
+    """Train some steps of a run that holds credit of a pot."""
+    cost = monitor(usd_per_gpu_hour=DOLLAR_A_SECOND, run_id=name)
+    train(folder, Ticking(clock), cost, BudgetStopping(pot=url, priors=PRIORS), max_steps=steps, max_epochs=-1)
+    metered_from_now(clock)
+    return Decimal(receipt_of(folder / "costguard" / name)["spend"]["total"])
+
+
+def test_a_pot_and_a_limit_of_its_own(clock: ManualClock, tmp_path: Path) -> None:
+    """Whichever is reached first."""
+    url = _pot(tmp_path, limit_usd=100)
+    stopping = guard(pot=url, limit_usd=10)
+    train(tmp_path, Ticking(clock), stopping)
+    kept(tmp_path, 10, clock)
+    assert Pot.open(url).status().live == 0
+
+
+@pytest.mark.parametrize("on_store_down", ["stop_at_credit", "continue"])
+def test_a_pot_whose_store_is_away_refuses_the_start(clock: ManualClock, tmp_path: Path, on_store_down: str) -> None:
+    """Nothing is in hand yet, so there is nothing to go on with; the sentence names the pot."""
+    stopping = BudgetStopping(
+        pot=str(tmp_path / "nowhere" / "pot"),
+        usd_per_gpu_hour=DOLLAR_A_SECOND,
+        priors=PRIORS,
+        on_store_down=on_store_down,
+    )
+    with pytest.raises(CostguardError, match="nowhere"):
+        train(tmp_path, Ticking(clock), stopping)
+
+
+def test_an_unreadable_pot_refuses_the_start(clock: ManualClock, tmp_path: Path) -> None:
+    """Never a silent start."""
+    url = _pot(tmp_path)
+    for path in Path(url).rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"{not json")
+    with pytest.raises(PotError):
+        _in_pot(tmp_path, "r", url, clock, Ticking(clock))
+
+
+def test_a_pot_of_money_needs_a_price(clock: ManualClock, tmp_path: Path) -> None:
+    """Or GPU-hours."""
+    with pytest.raises(ConfigError, match="pot counts US dollars"):
+        train(tmp_path, Ticking(clock), BudgetStopping(pot=_pot(tmp_path), priors=PRIORS))
+
+
+def test_a_pot_of_gpu_hours_needs_none(clock: ManualClock, tmp_path: Path) -> None:
+    """It counts device time."""
+    url = str(tmp_path / "pot")
+    Pot.create(url, limit_gpu_hours="0.005", voucher="0.0005")  # 18 s
+    train(tmp_path, Ticking(clock), BudgetStopping(pot=url, priors=PRIORS), max_epochs=-1)
+    metered_from_now(clock)
+    assert 18 - 5 < seconds(receipt_of(tmp_path)) <= 18

@@ -21,17 +21,20 @@ from costguard.lightning.instances import Instances
 from costguard.lightning.joining import callbacks_of
 from costguard.lightning.run import Run
 from costguard.lightning.shield import shielded
-from costguard.lightning.telling import OnAlert, Teller
+from costguard.lightning.telling import TIMEOUT_S, OnAlert, Teller
 from costguard.policies.alerts import AlertState
 from costguard.policies.budget import DEFAULT_THRESHOLDS, Budget, Threshold, check_distinct, check_limits
 from costguard.policies.reserve import StopPriors
 from costguard.prices import PriceBook
 from costguard.records import Action, Activity, Verdict
+from costguard.units import NS_PER_S
 
 OnBreach = Literal["auto", "return", "exit"]
 OnStoreDown = Literal["stop_at_credit", "continue"]
 _BY_SIGNAL, _BY_BUDGET = 1, 2
 _TERMINATED_CODE = 128 + signal.SIGTERM
+LEAST_PATIENCE_S = 0.5
+"""Shortest time that loggers and webhooks get at a stop."""
 _FLAG_FILE = "FAULT_TOL_FINISHED_FLAG_FILE"
 """Where NVIDIA's resiliency launcher looks whether a run must not be started again."""
 
@@ -339,15 +342,21 @@ class BudgetStopping(Callback):
         """Training is over: what waits is told, loggers are flushed."""
         if self._stop is not None:
             self._say_in_loggers(trainer, self._stop)
-            late = clean_stop.flush_loggers(trainer.loggers)
+            cap_s = self._patience_s(clean_stop.FLUSH_CAP_S)
+            late = clean_stop.flush_loggers(trainer.loggers, cap_s)
             if late:
-                warn(f"{', '.join(late)} did not flush in {clean_stop.FLUSH_CAP_S:.0f} s; the stop goes on without.")
+                warn(f"{', '.join(late)} did not flush in {cap_s:.0f} s; the stop goes on without.")
         if self._together is not None:
             self._together.finish()
         if self._watch is not None:
             self._tell(self._watch, [], closing=True)
         if self._teller is not None:
-            self._teller.wait()
+            self._teller.wait(self._patience_s(TIMEOUT_S))
+
+    def _patience_s(self, most_s: float) -> float:
+        """How long to wait for others: at a stop not longer than the money lasts, but a moment."""
+        patience_ns = self._watch.patience_ns() if self._watch is not None and self._stop is not None else None
+        return most_s if patience_ns is None else min(most_s, max(LEAST_PATIENCE_S, patience_ns / NS_PER_S))
 
     @shielded
     def _close_pot(self) -> None:

@@ -231,6 +231,18 @@ class BudgetWatch:
         self._run.writer.verdict(verdict)
         return verdict
 
+    def patience_ns(self) -> int:
+        """How long a stop may wait for loggers and webhooks: what the money lasts, less the end of the process."""
+        facts, per_ns, parts = self.facts(), self._amount(1), self.reserve().parts_ns
+        left = [
+            int((budget.limit - spent) / rate)
+            for budget in self.budgets
+            if (rate := budget.measure(per_ns)) and (spent := budget.measure(facts[budget.key].spent)) is not None
+        ]
+        if self.pot is not None:
+            left.append(self.pot.lasts_ns(Amount(money=Fraction(0))))
+        return max(0, min(left, default=0) - parts["teardown"] - parts["exit"] - parts.get("restarts", 0))
+
     def _pause_ns(self, facts: Mapping[str, Facts]) -> int:
         """Half of the time until the first limit could be reached, less some steps; at most `LOOK_EVERY_NS`."""
         margin = CLOSE_STEPS * max(self._steps_ns, default=self._priors.step_ns)
