@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -120,6 +120,7 @@ class BudgetStopping(Callback):
         self._step = 0
         self._step_began_ns = 0
         self._paused_ns = self._validated_ns = 0
+        self._validates = False
         self._stop: Verdict | None = None
         self._put_back: Callable[[], None] = _nothing
         self._restore_signal: Callable[[], None] = _nothing
@@ -206,7 +207,8 @@ class BudgetStopping(Callback):
             self._watch.planned_steps = trainer.max_steps if trainer.max_steps > 0 else None
             self._watch.saves_routinely = bool(trainer.checkpoint_callbacks)
         self._step, self._step_began_ns = trainer.global_step, run.meter.now_ns()
-        self._count_pauses(run, sum(trainer.num_sanity_val_batches))
+        self._validates = trainer.enable_validation
+        self._count_pauses(run, trainer.num_sanity_val_batches)
 
     def _agree_with(self, trainer: Trainer) -> Agreement:
         if trainer.world_size == 1:
@@ -241,14 +243,14 @@ class BudgetStopping(Callback):
         watch, agreement, now = self._watch, self._agreement, run.meter.now_ns()
         assert agreement is not None
         if watch is not None:
-            watch.step_took(now - self._step_began_ns - self._count_pauses(run, sum(trainer.num_val_batches)))
+            watch.step_took(now - self._step_began_ns - self._count_pauses(run, trainer.num_val_batches))
             if now >= watch.next_look_ns:
                 self._look(watch, agreement)
         self._step_began_ns = now
         agreed = agreement.at_step(watch.step_s if watch is not None else None)
         if watch is not None:
             watch.delay_steps = agreement.delay_steps
-        ahead = private.batches_to_validation(trainer)
+        ahead = private.batches_to_validation(trainer) if self._validates else None
         if not agreed and ahead is not None and ahead < trainer.accumulate_grad_batches:
             if watch is not None:
                 self._look_ahead(watch, agreement, sum(trainer.num_val_batches))
@@ -256,15 +258,15 @@ class BudgetStopping(Callback):
         if agreed:
             self._end(trainer, pl_module, run, agreed)
 
-    def _count_pauses(self, run: Run, val_batches: float) -> int:
+    def _count_pauses(self, run: Run, val_batches: Iterable[float]) -> int:
         """Time since the last call that was no step: validation, which is noted, and the user's own checkpoints."""
         totals = run.meter.state.totals
         validated = totals[Activity.VALIDATION]
         paused = validated + totals[Activity.CHECKPOINT]
         since, validation = paused - self._paused_ns, validated - self._validated_ns
         self._paused_ns, self._validated_ns = paused, validated
-        if validation and self._watch is not None and val_batches != float("inf"):
-            self._watch.validation_took(validation, int(val_batches))
+        if validation and self._watch is not None and (batches := sum(val_batches)) != float("inf"):
+            self._watch.validation_took(validation, int(batches))
         return since
 
     @shielded

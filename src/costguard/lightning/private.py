@@ -137,11 +137,11 @@ def wait_for_saves(trainer: Trainer) -> None:
 def batches_to_validation(trainer: Trainer) -> int | None:
     """Training batches between the one that ends now and the next validation in this epoch; `None` if none is known.
 
-    It is 0 if a validation follows this very batch. The same on all ranks.
+    It is 0 if a validation follows this very batch. The same on all ranks. To be asked only where `enable_validation`.
     """
     loop, every = trainer.fit_loop.epoch_loop, getattr(trainer, "val_check_batch", None)
     by_epoch = trainer.check_val_every_n_epoch
-    if not trainer.enable_validation or (by_epoch is not None and (trainer.current_epoch + 1) % by_epoch):
+    if by_epoch is not None and (trainer.current_epoch + 1) % by_epoch:
         return None
     if every in (None, float("inf")):
         return 0 if every is not None and loop.batch_progress.is_last_batch else None
