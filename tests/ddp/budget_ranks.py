@@ -98,7 +98,9 @@ def main(folder: Path, what: str) -> None:
 
         strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1, process_group_backend="gloo")
     more = [Terminates()] if what == "signal" else []
-    options: dict[str, Any] = {"accumulate_grad_batches": 2, "min_steps": 100_000} if what == "accumulate" else {}
+    options: dict[str, Any] = {}
+    if what == "accumulate":
+        options = {"accumulate_grad_batches": 2, "min_steps": 100_000, "val_check_interval": 41}
     trainer = quiet_trainer(
         folder, stopping, cost, saves, *more, strategy=strategy, devices=2, enable_checkpointing=True, **options
     )

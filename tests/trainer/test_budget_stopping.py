@@ -508,6 +508,67 @@ def test_a_resume_without_a_raise_lets_it_go_on(clock: ManualClock, tmp_path: Pa
     kept(tmp_path, 20, clock)
 
 
+def test_a_days_stop_ends_with_the_day(clock: ManualClock, tmp_path: Path) -> None:
+    """On the same day the run is refused, on the next one it goes on and has that day's money."""
+    budgets = [Budget(limit_usd=8, scope="day")]
+
+    def go_on(**more: Any) -> None:
+        cost = monitor(usd_per_gpu_hour=DOLLAR_A_SECOND, run_id="r")
+        train(tmp_path, Ticking(clock), cost, guard(budgets=budgets), **more)
+        metered_from_now(clock)
+
+    go_on()
+    path = stop_checkpoint(tmp_path)
+    with pytest.raises(StartRefused):
+        go_on(ckpt_path=path)
+    clock.advance(86_400)
+    metered_from_now(clock)
+    go_on(ckpt_path=path)
+    assert 16 - 2 * 2.4 * 2 < float(receipt_of(tmp_path)["spend"]["total"]) <= 16
+    kinds = [d.kind for d in ControlLog(str(run_folders(tmp_path)[0])).decisions()]
+    assert kinds == ["stop", "resume", "stop"]
+
+
+@pytest.mark.parametrize("raised", [False, True])
+def test_a_checkpoint_may_be_what_tells_which_run_this_is(clock: ManualClock, tmp_path: Path, raised: bool) -> None:
+    """Without a run id or a scheduler: refused when the checkpoint is read, before any data; or it goes on."""
+    train(tmp_path, Ticking(clock), guard())
+    metered_from_now(clock)
+    moved = stop_checkpoint(tmp_path).rename(tmp_path / "moved.ckpt")
+    data, trainer = Untouchable(), quiet_trainer(tmp_path, guard(limit_usd=20 if raised else 10))
+    loads = torch.utils.data.DataLoader(data, batch_size=None)
+    if raised:
+        trainer.fit(Ticking(clock), loads, ckpt_path=moved)
+        kept(tmp_path, 20, clock)
+    else:
+        with pytest.raises(StartRefused):
+            trainer.fit(Ticking(clock), loads, ckpt_path=moved)
+        assert data.touched == 0
+
+
+class ByHand(Ticking):
+    """Steps a bare optimizer itself, which moves no counter of Lightning's."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer.step()
+
+
+def test_a_bare_optimizer_stepped_by_hand_is_stopped_too(clock: ManualClock, tmp_path: Path) -> None:
+    """Lightning's step stays 0; the budget holds all the same."""
+    module = ByHand(clock)
+    trainer = train(tmp_path, module, guard())
+    kept(tmp_path, 10, clock)
+    assert trainer.global_step == 0
+    assert module.trained == 77
+
+
 def test_a_limit_raised_by_command_holds_over_the_code(clock: ManualClock, tmp_path: Path) -> None:
     """The code still says 10; the command said 15."""
     train(tmp_path, Ticking(clock), monitor(usd_per_gpu_hour=DOLLAR_A_SECOND, run_id="r"), guard())
@@ -672,6 +733,16 @@ def test_two_runs_in_turn_share_a_pot(clock: ManualClock, tmp_path: Path) -> Non
     status = Pot.open(url).status()
     assert status.spent <= 20
     assert status.live == 0
+
+
+def test_a_raised_pot_lets_a_run_go_on(clock: ManualClock, tmp_path: Path) -> None:
+    """A stop by the pot holds until the pot has money again."""
+    url = _pot(tmp_path)
+    first = _in_pot(tmp_path, "r", url, clock, Ticking(clock))
+    Pot.open(url).raise_limit(to=40, why="more data")
+    both = _in_pot(tmp_path, "r", url, clock, Ticking(clock))
+    assert first <= 20 < both <= 40
+    assert Pot.open(url).status().spent <= 40
 
 
 def test_an_empty_pot_refuses_the_start(clock: ManualClock, tmp_path: Path) -> None:

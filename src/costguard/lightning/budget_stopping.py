@@ -120,7 +120,7 @@ class BudgetStopping(Callback):
         self._step = 0
         self._step_began_ns = 0
         self._paused_ns = self._validated_ns = 0
-        self._validates = False
+        self._validates = self._counts_steps = False
         self._stop: Verdict | None = None
         self._put_back: Callable[[], None] = _nothing
         self._restore_signal: Callable[[], None] = _nothing
@@ -233,8 +233,12 @@ class BudgetStopping(Callback):
     ) -> None:
         """After an optimizer step: look at the budgets when it is time, and act on what all ranks have agreed."""
         step, run = trainer.global_step, self._run
-        if run is None or step == self._step or self._stop is not None:
+        if run is None or self._stop is not None:
             return
+        if step == self._step and (self._counts_steps or pl_module.automatic_optimization):
+            return
+        # Who steps a bare optimizer by hand moves no counter of Lightning's: then each batch may be a step.
+        self._counts_steps = self._counts_steps or step != self._step
         self._step = step
         with run.meter.span(Activity.METERING):
             self._after_step(trainer, pl_module, run)

@@ -67,6 +67,7 @@ class BudgetWatch:
         self.saves_routinely = False
         self.ahead_ns = 0
         self.restarts = 0
+        self._lifted_by: str | None = None
         self._admission_ns = 0
         self.delay_steps = 0
         self.planned_steps: int | None = None
@@ -98,22 +99,37 @@ class BudgetWatch:
             verdict = admit(budget, facts[budget.key], start)
             if verdict is not None:
                 return verdict
-        if stop is not None and (verdict := _still_stopped(stop, self.budgets, self._run)) is not None:
-            return verdict
+        self._lifted_by = self._what_lifts(stop, facts) if stop is not None else None
+        if stop is not None and self._lifted_by is None:
+            return _still_stopped(stop, self._run)
         if self.pot is not None:
             return self.pot.refusal(self._amount(self.reserve().ns + max(self._earlier.starts_ns, default=0)))
         return None
 
+    def _what_lifts(self, stop: Decision, facts: Mapping[str, Facts]) -> str | None:
+        """Why an earlier stop no longer holds: its limit was raised in the code, its day is over, its pot decides."""
+        evidence = stop.fields.get("evidence", {})
+        budget = next((b for b in self.budgets if b.key == evidence.get("budget")), None)
+        if budget is not None and evidence.get("limit") is not None and budget.limit > Fraction(evidence["limit"]):
+            return "the limit was raised in the code"
+        if budget is not None and evidence.get("window") not in (None, facts[budget.key].window):
+            return "the day of that budget is over"
+        if self.pot is not None and evidence.get("pot") == self.pot.url:
+            return "the pot has credit again"
+        return None
+
     def lift(self) -> None:
-        """Note that a limit was raised where it is said, in the code, so that an earlier stop no longer holds."""
+        """Note why an earlier stop no longer holds, so that it stays so."""
         stop = standing_stop(self._decisions)
-        if stop is not None:
-            key = stop.fields.get("evidence", {}).get("budget")
-            budget = next((b for b in self.budgets if b.key == key), None)
-            if budget is None:
-                return
-            said = {"budget": budget.key, "from": stop.fields["evidence"]["limit"], "to": str(budget.limit)}
-            self._control.append("raise", why="the limit was raised in the code", **said)
+        if stop is None or self._lifted_by is None:
+            return
+        evidence = stop.fields.get("evidence", {})
+        budget = next((b for b in self.budgets if b.key == evidence.get("budget")), None)
+        if budget is not None and budget.limit > Fraction(evidence["limit"]):
+            said = {"budget": budget.key, "from": evidence["limit"], "to": plain(round_money(budget.limit))}
+            self._control.append("raise", why=self._lifted_by, **said)
+        else:
+            self._control.append("resume", why=self._lifted_by)
 
     def _start_amount(self) -> Amount | None:
         if not self._earlier.starts_ns:
@@ -322,12 +338,8 @@ def _shares(budget: Budget, tags: Mapping[str, str]) -> Callable[[RunAccount], b
     return lambda account: account.ranks[-1].header.get("tags", {}).get(tag, "") == tags.get(tag, "")
 
 
-def _still_stopped(stop: Decision, budgets: Sequence[Budget], run: Run) -> Verdict | None:
+def _still_stopped(stop: Decision, run: Run) -> Verdict:
     """A stop holds until its limit is raised, here or by command."""
-    evidence = stop.fields.get("evidence", {})
-    now = next((budget for budget in budgets if budget.key == evidence.get("budget")), None)
-    if now is not None and evidence.get("limit") is not None and now.limit > Fraction(evidence["limit"]):
-        return None
     message = (
         f"Not started: this run was stopped for good at {stop.fields['at']} ({stop.fields.get('message', 'stopped')}) "
         f"Raise the limit, or `costguard budget raise {run.writer.folder}`, or let it go on with "
