@@ -106,3 +106,57 @@ def test_the_config_runs_the_example(tmp_path: Path) -> None:
     assert receipt["run"]["tags"] == {"project": "demo", "stage": "pretrain"}
     assert receipt["tokens"]["trained"] == 3 * 8 * 128
     assert sum(receipt["time"]["activities_ns"].values()) == receipt["time"]["elapsed_device_ns"]
+
+
+def test_a_guard_from_yaml_is_the_guard_from_python(cli, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """Limits, budgets and priors by class_path and init_args; also in a fit that it stops."""
+    from costguard import Budget, BudgetStopping
+    from costguard.policies.reserve import StopPriors
+
+    arguments: dict[str, object] = {
+        "limit_usd": 250,
+        "usd_per_gpu_hour": "2.49",
+        "warn_at": [0.5, 0.8],
+        "budgets": [{"class_path": "costguard.Budget", "init_args": {"limit_gpu_hours": 9, "scope": "day"}}],
+        "priors": {"class_path": "costguard.policies.reserve.StopPriors", "init_args": {"save_ns": 5}},
+    }
+    config = yaml.safe_load(CONFIG.read_text())
+    config["trainer"]["callbacks"] = [{"class_path": "costguard.BudgetStopping", "init_args": arguments}]
+    del config["seed_everything"]
+    (tmp_path / "guard.yaml").write_text(yaml.safe_dump(config))
+    made = cli("--config", str(tmp_path / "guard.yaml"), run=False)
+    (guard,) = [c for c in made.trainer.callbacks if isinstance(c, BudgetStopping)]
+    same = BudgetStopping(
+        limit_usd=250,
+        usd_per_gpu_hour="2.49",
+        warn_at=[0.5, 0.8],
+        budgets=[Budget(limit_gpu_hours=9, scope="day")],
+        priors=StopPriors(save_ns=5),
+    )
+    assert guard._budgets == same._budgets
+    assert guard._priors == same._priors
+    assert guard.stated_prices.same_as(same.stated_prices)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"limit_usd": "abc"}, "BudgetStopping(limit_usd='abc'): not a number; expected US dollars"),
+        ({"limit_usd": 0}, "BudgetStopping(limit_usd=0.0): nothing may be spent"),
+        ({}, "no limit; give limit_usd=250"),
+        ({"limit_usd": 5, "webhook": "x"}, "BudgetStopping(webhook='x'): expected a URL"),
+    ],
+)
+def test_a_bad_limit_is_one_sentence(  # type: ignore[no-untyped-def]
+    cli, arguments: dict[str, object], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As for the monitor: option, value and remedy, exit code 2."""
+    config = yaml.safe_load(CONFIG.read_text())
+    config["trainer"]["callbacks"] = [{"class_path": "costguard.BudgetStopping", "init_args": arguments}]
+    (tmp_path / "bad.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(SystemExit) as end:
+        cli("fit", "--config", str(tmp_path / "bad.yaml"))
+    assert end.value.code == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert sentence in errors[0]

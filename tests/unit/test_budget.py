@@ -351,3 +351,10 @@ def test_a_raise_speaks_again_of_what_is_still_passed(limit: Any, raise_by: Any,
     raised = Budget(limit_usd=limit + raise_by)
     given_ = Facts(spent=Amount(money=spent))
     assert evaluate(raised, given_, before).verdicts == evaluate(raised, given_, NONE).verdicts
+
+
+def test_thresholds_are_what_they_are_written_as() -> None:
+    """A list, as YAML gives, makes the same budget as a tuple; anything else is an error."""
+    assert Budget(limit_usd=1, thresholds=[Threshold(at=0.5)]) == Budget(limit_usd=1, thresholds=(Threshold(at=0.5),))
+    with pytest.raises(ConfigError, match=r"Budget\(thresholds=\[0\.5\]\): expected Threshold objects"):
+        Budget(limit_usd=1, thresholds=[0.5])  # type: ignore[list-item]

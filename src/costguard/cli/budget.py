@@ -58,7 +58,17 @@ def _check(arguments: argparse.Namespace) -> int:
     return BREACHED if breached else OK
 
 
+def _reason(arguments: argparse.Namespace) -> str:
+    why: str = arguments.why.strip()
+    if not why:
+        raise config_error(
+            f"costguard budget {arguments.action} --why {arguments.why!r}: expected a reason; it is kept with the run."
+        )
+    return why
+
+
 def _raise(arguments: argparse.Namespace) -> int:
+    why = _reason(arguments)
     folder, account = load_run(arguments.run_dir)
     control = ControlLog(folder, files_of(folder))
     limits = _limits(account, control)
@@ -75,7 +85,7 @@ def _raise(arguments: argparse.Namespace) -> int:
         raise config_error(
             f"costguard budget raise --to {arguments.to}: expected more than the limit of {plain(round_money(before))}."
         )
-    said = {"budget": key, "from": plain(round_money(before)), "to": plain(round_money(to)), "why": arguments.why}
+    said = {"budget": key, "from": plain(round_money(before)), "to": plain(round_money(to)), "why": why}
     decision = control.append("raise", **said)
     print(
         f"{key}: {said['from']} to {said['to']} by {decision.fields['who']} at {decision.fields['at']}: {said['why']}"
@@ -84,13 +94,14 @@ def _raise(arguments: argparse.Namespace) -> int:
 
 
 def _resume(arguments: argparse.Namespace) -> int:
+    why = _reason(arguments)
     folder, _ = load_run(arguments.run_dir)
     control = ControlLog(folder, files_of(folder))
     if standing_stop(control.decisions()) is None:
         print("Nothing to resume: no stop stands.")
         return OK
-    decision = control.append("resume", why=arguments.why)
-    print(f"May go on, by {decision.fields['who']} at {decision.fields['at']}: {arguments.why}")
+    decision = control.append("resume", why=why)
+    print(f"May go on, by {decision.fields['who']} at {decision.fields['at']}: {why}")
     return OK
 
 

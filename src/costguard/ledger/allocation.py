@@ -103,6 +103,19 @@ def _elastic(env: Mapping[str, str], host: str) -> _Found | None:
     return f"elastic:{run}", f"elastic:{run}", restarted
 
 
+def restarts_left(env: Mapping[str, str]) -> int:
+    """How often the launcher will still start the work again if it ends with any code but 0; 0 if it does not say.
+
+    Args:
+        env: Usually `os.environ`.
+
+    Source:
+        torch.distributed.elastic, "Environment Variables": torchrun restarts whatever the code is.
+    """
+    most, done = env.get("TORCHELASTIC_MAX_RESTARTS", ""), env.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return max(0, int(most) - int(done)) if most.isdigit() and done.isdigit() else 0
+
+
 def _gpus_on_node(env: Mapping[str, str]) -> int | None:
     if env.get("SLURM_GPUS_ON_NODE", "").isdigit():
         return int(env["SLURM_GPUS_ON_NODE"])

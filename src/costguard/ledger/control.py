@@ -72,15 +72,18 @@ class ControlLog:
             number = max(self._numbers(), default=0) + 1
             said = {"v": _VERSION, "kind": kind, "at": _now(), "who": _who(), **fields}
             try:
-                handle = self._files.create(self._path(number))
+                self._write(self._path(number), json.dumps(said).encode())
             except FileExistsError:
                 continue  # somebody decided at the same time: after them
-            try:
-                self._files.write(handle, json.dumps(said).encode())
-                self._files.sync(handle)
-            finally:
-                self._files.close(handle)
             return Decision(number, kind, said)
+
+    def _write(self, path: str, data: bytes) -> None:
+        handle = self._files.create(path)
+        try:
+            self._files.write(handle, data)
+            self._files.sync(handle)
+        finally:
+            self._files.close(handle)  # a store writes only now, and may find that somebody was faster
 
     def _numbers(self) -> list[int]:
         return [int(m[1]) for name in self._files.listing(self._folder) if (m := _NAME.fullmatch(name))]

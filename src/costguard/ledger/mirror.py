@@ -79,7 +79,9 @@ class Mirror:
         for name in filter(is_control, self._files.listing(folder)):
             if name not in self._decided:
                 self._fs.makedirs(self._root, exist_ok=True)
-                self._fs.pipe_file(f"{self._root}/{name}", self._files.read(os.path.join(folder, name)))
+                # What somebody has decided there meanwhile stays as it is.
+                if not self._fs.exists(f"{self._root}/{name}"):
+                    self._fs.pipe_file(f"{self._root}/{name}", self._files.read(os.path.join(folder, name)))
                 self._decided.add(name)
 
     def _fetch_decisions(self, folder: str) -> None:

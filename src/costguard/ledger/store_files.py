@@ -50,8 +50,16 @@ class StoreFiles:
     def close(self, handle: int) -> None:
         """Write the file."""
         path, data = self._open.pop(handle)
-        with self._fs.open(path, "xb") as file:
-            file.write(bytes(data))
+        try:
+            with self._fs.open(path, "xb") as file:
+                file.write(bytes(data))
+        except FileExistsError:
+            raise
+        except OSError as error:
+            # Some stores (SeaweedFS) answer with another error than "it exists".
+            if self._fs.exists(path):
+                raise FileExistsError(path) from error
+            raise
 
     def map_page(self, path: str, size: int) -> PageMemory:
         """Stores have no memory."""

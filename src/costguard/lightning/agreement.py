@@ -28,6 +28,9 @@ class Agreement(Protocol):
             step_s: How long a step takes, `None` if unknown.
         """
 
+    def now(self) -> int:
+        """What is proposed by any rank, all waiting for it; for what happens seldom, such as before a validation."""
+
 
 class Alone:
     """One rank agrees with itself."""
@@ -42,6 +45,10 @@ class Alone:
         self._vote = max(self._vote, value)
 
     def at_step(self, step_s: float | None) -> int:
+        """What was proposed."""
+        return self._vote
+
+    def now(self) -> int:
         """What was proposed."""
         return self._vote
 
@@ -92,6 +99,10 @@ class Together:
         work = torch.distributed.all_reduce(votes, torch.distributed.ReduceOp.MAX, group=self._group, async_op=True)
         self._asked, self._due = (work, votes), self._steps + self._every
         return 0
+
+    def now(self) -> int:
+        """Compare votes at once, and wait."""
+        return self.agree(self._vote)
 
     def agree(self, value: int) -> int:
         """Ask all ranks at once and wait, the highest value wins; for what happens once, such as at a stop."""

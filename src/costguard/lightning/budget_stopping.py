@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, get_args
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from costguard.errors import STOPPED_CODE, StartRefused, StoppedForGood, config_error, warn
+from costguard.ledger.allocation import restarts_left
 from costguard.lightning import clean_stop, private
 from costguard.lightning.agreement import Agreement, Alone, Together
 from costguard.lightning.budget_watch import BudgetWatch
@@ -23,15 +24,19 @@ from costguard.lightning.run import Run
 from costguard.lightning.shield import shielded
 from costguard.lightning.telling import OnAlert, Teller
 from costguard.policies.alerts import AlertState
-from costguard.policies.budget import DEFAULT_THRESHOLDS, Budget, Threshold, check_distinct
+from costguard.policies.budget import DEFAULT_THRESHOLDS, Budget, Threshold, check_distinct, check_limits
 from costguard.policies.reserve import StopPriors
 from costguard.prices import PriceBook
 from costguard.records import Action, Activity, Verdict
+from costguard.units import NS_PER_S
+from costguard.webhook import TIMEOUT_S
 
 OnBreach = Literal["auto", "return", "exit"]
 OnStoreDown = Literal["stop_at_credit", "continue"]
 _BY_SIGNAL, _BY_BUDGET = 1, 2
 _TERMINATED_CODE = 128 + signal.SIGTERM
+LEAST_PATIENCE_S = 0.5
+"""Shortest time that loggers and webhooks get at a stop."""
 _FLAG_FILE = "FAULT_TOL_FINISHED_FLAG_FILE"
 """Where NVIDIA's resiliency launcher looks whether a run must not be started again."""
 
@@ -87,6 +92,7 @@ class BudgetStopping(Callback):
         on_stop_when: list[Literal["breach", "crash", "end", "stall"]] | None = None,
         disk_survives: bool = False,
     ) -> None:
+        _check_kinds(budgets=budgets, warn_at=warn_at, webhook=webhook, on_alert=on_alert, priors=priors, pot=pot)
         self._budgets = _all_budgets(limit_usd, limit_gpu_hours, budgets, warn_at, needed=pot is None)
         if on_store_down not in get_args(OnStoreDown):
             raise config_error(f"BudgetStopping(on_store_down={on_store_down!r}): expected stop_at_credit or continue.")
@@ -95,18 +101,26 @@ class BudgetStopping(Callback):
         self.stated_prices: PriceBook = PriceBook.for_run("BudgetStopping", usd_per_gpu_hour, usd_per_hour)
         if on_breach not in get_args(OnBreach):
             raise config_error(f"BudgetStopping(on_breach={on_breach!r}): expected auto, return or exit.")
-        if webhook is not None and not webhook.startswith(("https://", "http://")):
-            raise config_error(f"BudgetStopping(webhook={webhook!r}): expected a URL such as https://hooks.example/x.")
         self._on_breach = on_breach
         self._webhook = webhook
         self._on_alert = on_alert
         self._on_stop = OnStop("BudgetStopping", on_stop, on_stop_when, disk_survives=disk_survives)
         self._priors = priors or StopPriors()
+        self._added: _Added | None = None
+        self._said = dict(vars(self))
+        self._begin()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Only what the user said goes along into a copy or to another process."""
+        return {**self._said, "_said": self._said}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy begins anew."""
+        vars(self).update(state)
         self._begin()
 
     def _begin(self) -> None:
         self._monitor: CostMonitor | None = None
-        self._added: CostMonitor | None = None
         self._run: Run | None = None
         self._watch: BudgetWatch | None = None
         self._teller: Teller | None = None
@@ -116,6 +130,8 @@ class BudgetStopping(Callback):
         self._admitted = False
         self._step = 0
         self._step_began_ns = 0
+        self._paused_ns = self._validated_ns = 0
+        self._validates = self._counts_steps = False
         self._stop: Verdict | None = None
         self._put_back: Callable[[], None] = _nothing
         self._restore_signal: Callable[[], None] = _nothing
@@ -136,16 +152,17 @@ class BudgetStopping(Callback):
 
     def _find_monitor(self, trainer: Trainer) -> CostMonitor:
         callbacks = callbacks_of(trainer)
-        found = next((each for each in callbacks if isinstance(each, CostMonitor)), None)
-        if found is None:
-            # Lightning goes through this very list, so that it is set up after this.
-            self._added = found = CostMonitor()
-            callbacks.append(found)
-        others = [each for each in callbacks if isinstance(each, BudgetStopping) and each is not self]
-        if others:
+        if any(isinstance(each, BudgetStopping) and each is not self for each in callbacks):
             raise config_error(
                 "BudgetStopping: two in one Trainer; put all budgets into one, BudgetStopping(budgets=[...])."
             )
+        found = next((each for each in callbacks if isinstance(each, CostMonitor)), None)
+        if found is None:
+            # The same in each fit of this callback, so that they are one run. Lightning goes through this very list,
+            # so that it is set up after this.
+            self._added = found = self._added or _Added()
+            self._added.trainer = trainer
+            callbacks.append(found)
         return found
 
     def _admit(self, trainer: Trainer) -> None:
@@ -159,6 +176,7 @@ class BudgetStopping(Callback):
         if trainer.is_global_zero:
             try:
                 self._watch = BudgetWatch(run, self._budgets, self._priors, self._pot, self._on_store_down)
+                self._watch.restarts = 0 if self._on_breach == "return" else restarts_left(os.environ)
                 refusal = self._watch.refusal()
             except BaseException as error:  # the other ranks wait for word
                 problem = error
@@ -177,8 +195,8 @@ class BudgetStopping(Callback):
             raise StartRefused(message)
         if self._watch is not None:
             self._watch.lift()
-            state = run.account().fact("budget") or {}
-            alerts = AlertState.from_json(state["alerts"]).next_attempt() if state.get("alerts") else None
+            self._watch.write()
+            alerts = AlertState.from_json(self._watch.alerts).next_attempt() if self._watch.alerts else None
             self._teller = Teller(trainer.loggers, self._webhook, self._on_alert, alerts)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -201,8 +219,11 @@ class BudgetStopping(Callback):
             monitor = self._monitor
             self._watch.foreseen = lambda: monitor.forecast if monitor is not None else None
             self._watch.planned_steps = trainer.max_steps if trainer.max_steps > 0 else None
+            self._watch.saves_routinely = bool(trainer.checkpoint_callbacks)
         self._on_stop.begin(run, clean_stop.checkpoint_folder(trainer), self._webhook)
         self._step, self._step_began_ns = trainer.global_step, run.meter.now_ns()
+        self._validates = trainer.enable_validation
+        self._count_pauses(run, trainer.num_sanity_val_batches)
 
     def _agree_with(self, trainer: Trainer) -> Agreement:
         if trainer.world_size == 1:
@@ -227,8 +248,12 @@ class BudgetStopping(Callback):
     ) -> None:
         """After an optimizer step: look at the budgets when it is time, and act on what all ranks have agreed."""
         step, run = trainer.global_step, self._run
-        if run is None or step == self._step or self._stop is not None:
+        if run is None or self._stop is not None:
             return
+        if step == self._step and (self._counts_steps or pl_module.automatic_optimization):
+            return
+        # Who steps a bare optimizer by hand moves no counter of Lightning's: then each batch may be a step.
+        self._counts_steps = self._counts_steps or step != self._step
         self._step = step
         with run.meter.span(Activity.METERING):
             self._after_step(trainer, pl_module, run)
@@ -237,15 +262,42 @@ class BudgetStopping(Callback):
         watch, agreement, now = self._watch, self._agreement, run.meter.now_ns()
         assert agreement is not None
         if watch is not None:
-            watch.step_took(now - self._step_began_ns)
+            watch.step_took(now - self._step_began_ns - self._count_pauses(run, trainer.num_val_batches))
             if now >= watch.next_look_ns:
                 self._look(watch, agreement)
         self._step_began_ns = now
         agreed = agreement.at_step(watch.step_s if watch is not None else None)
         if watch is not None:
             watch.delay_steps = agreement.delay_steps
+        ahead = private.batches_to_validation(trainer) if self._validates else None
+        if not agreed and ahead is not None and ahead < trainer.accumulate_grad_batches:
+            if watch is not None:
+                self._look_ahead(watch, agreement, sum(trainer.num_val_batches))
+            agreed = agreement.now()
         if agreed:
             self._end(trainer, pl_module, run, agreed)
+
+    def _count_pauses(self, run: Run, val_batches: Iterable[float]) -> int:
+        """Time since the last call that was no step: validation, which is noted, and the user's own checkpoints."""
+        totals = run.meter.state.totals
+        validated = totals[Activity.VALIDATION]
+        paused = validated + totals[Activity.CHECKPOINT]
+        since, validation = paused - self._paused_ns, validated - self._validated_ns
+        self._paused_ns, self._validated_ns = paused, validated
+        if validation and self._watch is not None and (batches := sum(val_batches)) != float("inf"):
+            self._watch.validation_took(validation, int(batches))
+        return since
+
+    @shielded
+    def _look_ahead(self, watch: BudgetWatch, agreement: Agreement, batches: float) -> None:
+        """Before a validation, which nothing can stop once it runs: stop here if it cannot be paid for."""
+        if batches != float("inf"):
+            watch.ahead_ns = watch.validation_ns(int(batches))
+        try:
+            self._look(watch, agreement)
+        finally:
+            if self.stopped_by is None:
+                watch.ahead_ns = 0
 
     @shielded
     def _look(self, watch: BudgetWatch, agreement: Agreement) -> None:
@@ -264,7 +316,8 @@ class BudgetStopping(Callback):
             if verdict.action is not Action.STOP:
                 run.writer.verdict(verdict)
         if teller.tell(verdicts, run.wall_ns(), closing=closing):
-            watch.write(alerts=teller.state.to_json())
+            watch.alerts = teller.state.to_json()
+            watch.write()
 
     # -- the stop ---------------------------------------------------------------------------------------------
 
@@ -310,15 +363,21 @@ class BudgetStopping(Callback):
         """Training is over: what waits is told, loggers are flushed."""
         if self._stop is not None:
             self._say_in_loggers(trainer, self._stop)
-            late = clean_stop.flush_loggers(trainer.loggers)
+            cap_s = self._patience_s(clean_stop.FLUSH_CAP_S)
+            late = clean_stop.flush_loggers(trainer.loggers, cap_s)
             if late:
-                warn(f"{', '.join(late)} did not flush in {clean_stop.FLUSH_CAP_S:.0f} s; the stop goes on without.")
+                warn(f"{', '.join(late)} did not flush in {cap_s:.0f} s; the stop goes on without.")
         if self._together is not None:
             self._together.finish()
         if self._watch is not None:
             self._tell(self._watch, [], closing=True)
         if self._teller is not None:
-            self._teller.wait()
+            self._teller.wait(self._patience_s(TIMEOUT_S))
+
+    def _patience_s(self, most_s: float) -> float:
+        """How long to wait for others: at a stop not longer than the money lasts, but a moment."""
+        patience_ns = self._watch.patience_ns() if self._watch is not None and self._stop is not None else None
+        return most_s if patience_ns is None else min(most_s, max(LEAST_PATIENCE_S, patience_ns / NS_PER_S))
 
     @shielded
     def _close_pot(self) -> None:
@@ -338,13 +397,13 @@ class BudgetStopping(Callback):
         """Put everything back."""
         if stage == "fit":
             self._leave()
-            if self._added is not None and self._added in callbacks_of(trainer):
-                callbacks_of(trainer).remove(self._added)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Put back what must not stay."""
         self._leave()
         self._instances.put_back()
+        if self._run is None and self._added is not None:
+            self._added.withdraw()  # nothing was begun, so nobody else does it
 
     def _leave(self) -> None:
         self._put_back()
@@ -352,6 +411,26 @@ class BudgetStopping(Callback):
         self._close_pot()
         self._put_back = self._restore_signal = _nothing
         private.restore_hooks(self)
+
+
+class _Added(CostMonitor):
+    """The monitor of a Trainer that has none of its own; it is taken out of the list when the fit has ended.
+
+    Not before: an exception's checkpoint must still say which run wrote it. The list is replaced, since Lightning may
+    be going through it.
+    """
+
+    trainer: Trainer | None = None
+
+    def _leave(self) -> None:
+        super()._leave()
+        self.withdraw()
+
+    def withdraw(self) -> None:
+        """Be in the list no more."""
+        trainer, self.trainer = self.trainer, None
+        if trainer is not None:
+            trainer.callbacks = [each for each in callbacks_of(trainer) if each is not self]  # type: ignore[attr-defined]
 
 
 def _all_budgets(
@@ -367,14 +446,35 @@ def _all_budgets(
         kept = [t for t in DEFAULT_THRESHOLDS if t.on != "spent"]
         thresholds = (*(Threshold(at=at) for at in warn_at), *kept)
     found = list(budgets or ())
-    if any(not isinstance(each, Budget) for each in found):
-        raise config_error(
-            f"BudgetStopping(budgets={budgets!r}): expected Budget objects, such as [Budget(limit_usd=250)]."
-        )
     if limit_usd is not None or limit_gpu_hours is not None or (needed and not found):
+        check_limits("BudgetStopping", limit_usd, limit_gpu_hours)
         found.insert(0, Budget(limit_usd=limit_usd, limit_gpu_hours=limit_gpu_hours, thresholds=thresholds))
     check_distinct(found)
     return found
+
+
+def _check_kinds(**given: Any) -> None:
+    for option, value in given.items():
+        fits, expected = _KINDS[option]
+        if value is not None and not fits(value):
+            raise config_error(f"BudgetStopping({option}={value!r}): expected {expected}.")
+
+
+def _listed(value: Any, kind: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(each, kind) for each in value)
+
+
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "budgets": (lambda v: _listed(v, Budget), "Budget objects, such as [Budget(limit_usd=250)]"),
+    "warn_at": (lambda v: _listed(v, (int, float)), "a list of shares of the limit, such as [0.5, 0.8]"),
+    "webhook": (
+        lambda v: isinstance(v, str) and v.startswith(("https://", "http://")),
+        "a URL such as https://hooks.example/x",
+    ),
+    "on_alert": (callable, "a function of a verdict"),
+    "priors": (lambda v: isinstance(v, StopPriors), "StopPriors, such as StopPriors(save_ns=30_000_000_000)"),
+    "pot": (lambda v: isinstance(v, str) and v.strip() != "", "a folder or URL in which a pot lies"),
+}
 
 
 def _stopped(agreed: int, step: int) -> Verdict:

@@ -17,7 +17,7 @@ from costguard.lightning.run import Run
 from costguard.plan.forecast import Forecast
 from costguard.policies.budget import Budget, Facts, Mark, admit, check_enforceable, evaluate_all
 from costguard.policies.progress import progress_of
-from costguard.policies.reserve import Reserve, StopPriors, StopSamples, price_of_stopping
+from costguard.policies.reserve import QUANTILE, Reserve, StopPriors, StopSamples, price_of_stopping, upper_bound
 from costguard.records import Action, Amount, Verdict
 from costguard.units import NS_PER_S, plain, round_money
 
@@ -25,6 +25,8 @@ LOOK_EVERY_NS = 5 * NS_PER_S
 """Longest time between two looks."""
 CLOSE_STEPS = 10
 """So many steps before the limit every step is looked at."""
+RESTART_PAUSE_NS = NS_PER_S
+"""From the end of a process to the start of the next by a launcher: chosen."""
 NEIGHBOURS_EVERY_NS = 30 * NS_PER_S
 STEPS_KEPT = 512
 _STARTING = ("startup", "restore", "compile")
@@ -56,11 +58,18 @@ class BudgetWatch:
         self.budgets = [self._as_raised(budget) for budget in budgets]
         self._account = run.account()
         state = self._account.fact("budget") or {}
+        self.alerts: dict[str, Any] | None = state.get("alerts")
         self._fired = frozenset(Mark.from_json(mark) for mark in state.get("marks", ()))
         self._neighbours = Neighbours(run.config.root, run.run_id, run.files)
         self._neighbours_at_ns = 0
         self._steps_ns: deque[int] = deque(maxlen=STEPS_KEPT)
         self._earlier = _earlier_stops(self._account, run.writer.seat.attempt)
+        self._validation_ns: deque[int] = deque(maxlen=STEPS_KEPT)
+        self.saves_routinely = False
+        self.ahead_ns = 0
+        self.restarts = 0
+        self._lifted_by: str | None = None
+        self._admission_ns = 0
         self.delay_steps = 0
         self.planned_steps: int | None = None
         self.next_look_ns = 0
@@ -82,7 +91,8 @@ class BudgetWatch:
         Raises:
             ConfigError: If a budget cannot be enforced with the prices there are.
         """
-        book = self._run.config.book
+        meter, book = self._run.meter, self._run.config.book
+        self._admission_ns = meter.now_ns() - meter.state.start_ns
         for budget in self.budgets:
             check_enforceable(budget, priced=bool(book.prices), currency=book.currency)
         stop = standing_stop(self._decisions)
@@ -91,22 +101,37 @@ class BudgetWatch:
             verdict = admit(budget, facts[budget.key], start)
             if verdict is not None:
                 return verdict
-        if stop is not None and (verdict := _still_stopped(stop, self.budgets, self._run)) is not None:
-            return verdict
+        self._lifted_by = self._what_lifts(stop, facts) if stop is not None else None
+        if stop is not None and self._lifted_by is None:
+            return _still_stopped(stop, self._run)
         if self.pot is not None:
             return self.pot.refusal(self._amount(self.reserve().ns + max(self._earlier.starts_ns, default=0)))
         return None
 
+    def _what_lifts(self, stop: Decision, facts: Mapping[str, Facts]) -> str | None:
+        """Why an earlier stop no longer holds: its limit was raised in the code, its day is over, its pot decides."""
+        evidence = stop.fields.get("evidence", {})
+        budget = next((b for b in self.budgets if b.key == evidence.get("budget")), None)
+        if budget is not None and evidence.get("limit") is not None and budget.limit > Fraction(evidence["limit"]):
+            return "the limit was raised in the code"
+        if budget is not None and evidence.get("window") not in (None, facts[budget.key].window):
+            return "the day of that budget is over"
+        if self.pot is not None and evidence.get("pot") == self.pot.url:
+            return "the pot has credit again"
+        return None
+
     def lift(self) -> None:
-        """Note that a limit was raised where it is said, in the code, so that an earlier stop no longer holds."""
+        """Note why an earlier stop no longer holds, so that it stays so."""
         stop = standing_stop(self._decisions)
-        if stop is not None:
-            key = stop.fields.get("evidence", {}).get("budget")
-            budget = next((b for b in self.budgets if b.key == key), None)
-            if budget is None:
-                return
-            said = {"budget": budget.key, "from": stop.fields["evidence"]["limit"], "to": str(budget.limit)}
-            self._control.append("raise", why="the limit was raised in the code", **said)
+        if stop is None or self._lifted_by is None:
+            return
+        evidence = stop.fields.get("evidence", {})
+        budget = next((b for b in self.budgets if b.key == evidence.get("budget")), None)
+        if budget is not None and budget.limit > Fraction(evidence["limit"]):
+            said = {"budget": budget.key, "from": evidence["limit"], "to": plain(round_money(budget.limit))}
+            self._control.append("raise", why=self._lifted_by, **said)
+        else:
+            self._control.append("resume", why=self._lifted_by)
 
     def _start_amount(self) -> Amount | None:
         if not self._earlier.starts_ns:
@@ -118,6 +143,16 @@ class BudgetWatch:
     def step_took(self, ns: int) -> None:
         """Note how long an optimizer step took, with the wait for its data."""
         self._steps_ns.append(ns)
+
+    def validation_took(self, ns: int, batches: int) -> None:
+        """Note how long a validation took; its batches are as many samples of their mean."""
+        self._validation_ns.extend([ns // batches] * min(batches, STEPS_KEPT) if batches else ())
+
+    def validation_ns(self, batches: int) -> int:
+        """How long a validation may take; before there was one, each of its batches counts as a whole step."""
+        seen = upper_bound(self._validation_ns, QUANTILE)
+        each = max(self._steps_ns, default=self._priors.step_ns) if seen is None else seen
+        return each * batches
 
     @property
     def step_s(self) -> float | None:
@@ -132,7 +167,14 @@ class BudgetWatch:
             teardown_ns=self._earlier.teardowns_ns,
             exit_ns=self._earlier.exits_ns,
         )
-        return price_of_stopping(samples, priors=self._priors, agreement_steps=1 + self.delay_steps)
+        reserve = price_of_stopping(samples, priors=self._priors, agreement_steps=1 + self.delay_steps)
+        parts = dict(reserve.parts_ns)
+        # A checkpoint of the user's may fall between this look and the stop.
+        parts["agreement"] += self.ahead_ns + (parts["save"] if self.saves_routinely else 0)
+        if self.restarts:
+            # Each start that the launcher makes after the stop costs what it took here until it was admitted.
+            parts["restarts"] = self.restarts * (self._admission_ns + parts["exit"] + RESTART_PAUSE_NS)
+        return replace(reserve, parts_ns=parts)
 
     def facts(self, step: int | None = None) -> dict[str, Facts]:
         """What each budget is judged by now, by its key.
@@ -191,11 +233,11 @@ class BudgetWatch:
         self.next_look_ns = self._run.meter.now_ns() + min(pause_ns, left_ns)
         return evaluation.verdicts if empty is None else (*evaluation.verdicts, empty)
 
-    def write(self, **more: Any) -> None:
+    def write(self) -> None:
         """Keep what must outlive this process."""
         marks = [mark.to_json() for mark in sorted(self._fired, key=lambda m: (m.budget, m.window, m.reason))]
         limits = {budget.key: plain(round_money(budget.limit)) for budget in self.budgets}
-        self._run.writer.fact("budget", marks=marks, limits=limits, **more)
+        self._run.writer.fact("budget", marks=marks, limits=limits, alerts=self.alerts)
 
     def stop(self, verdict: Verdict) -> Verdict:
         """Write down that the run is stopped for good, with what stopping is expected to take."""
@@ -211,6 +253,18 @@ class BudgetWatch:
         )
         self._run.writer.verdict(verdict)
         return verdict
+
+    def patience_ns(self) -> int:
+        """How long a stop may wait for loggers and webhooks: what the money lasts, less the end of the process."""
+        facts, per_ns, parts = self.facts(), self._amount(1), self.reserve().parts_ns
+        left = [
+            int((budget.limit - spent) / rate)
+            for budget in self.budgets
+            if (rate := budget.measure(per_ns)) and (spent := budget.measure(facts[budget.key].spent)) is not None
+        ]
+        if self.pot is not None:
+            left.append(self.pot.lasts_ns(Amount(money=Fraction(0))))
+        return max(0, min(left, default=0) - parts["teardown"] - parts["exit"] - parts.get("restarts", 0))
 
     def _pause_ns(self, facts: Mapping[str, Facts]) -> int:
         """Half of the time until the first limit could be reached, less some steps; at most `LOOK_EVERY_NS`."""
@@ -269,7 +323,13 @@ def _earlier_stops(account: RunAccount, attempt: int) -> _Earlier:
     closed = [r for r in trained if r.status == "closed"]
     return _Earlier(
         starts=(sum(r.final.activities_ns.get(name, 0) for name in _STARTING) for r in trained),
-        saves=(e["blocked_ns"] for r in firsts for e in r.events if e["k"] == "saved"),
+        # Of what was written on a thread beside, and not to the end, nobody knows how long it takes.
+        saves=(
+            ns
+            for r in firsts
+            for e in r.events
+            if e["k"] == "saved" and (ns := e.get("written_ns", e["blocked_ns"])) is not None
+        ),
         teardowns=(r.final.activities_ns.get("teardown", 0) - r.estimated_ns for r in closed),
         exits=(r.estimated_ns for r in closed),
     )
@@ -290,12 +350,8 @@ def _shares(budget: Budget, tags: Mapping[str, str]) -> Callable[[RunAccount], b
     return lambda account: account.ranks[-1].header.get("tags", {}).get(tag, "") == tags.get(tag, "")
 
 
-def _still_stopped(stop: Decision, budgets: Sequence[Budget], run: Run) -> Verdict | None:
+def _still_stopped(stop: Decision, run: Run) -> Verdict:
     """A stop holds until its limit is raised, here or by command."""
-    evidence = stop.fields.get("evidence", {})
-    now = next((budget for budget in budgets if budget.key == evidence.get("budget")), None)
-    if now is not None and evidence.get("limit") is not None and now.limit > Fraction(evidence["limit"]):
-        return None
     message = (
         f"Not started: this run was stopped for good at {stop.fields['at']} ({stop.fields.get('message', 'stopped')}) "
         f"Raise the limit, or `costguard budget raise {run.writer.folder}`, or let it go on with "

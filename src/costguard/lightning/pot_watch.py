@@ -38,7 +38,11 @@ class PotWatch:
                 f"BudgetStopping(pot={url!r}): the pot counts US dollars and what a GPU costs is unknown; give a "
                 "price, or use a pot of GPU-hours."
             )
-        self._begin_wall_ns = run.wall_ns() - (run.meter.now_ns() - run.meter.state.start_ns)
+        # From the end of the attempt before on, so that a gap between the two that is billed is in the pot as well.
+        begin_ns = run.wall_ns() - (run.meter.now_ns() - run.meter.state.start_ns)
+        ends_ns = (r.end_wall_ns for r in run.account().ranks if r.seat.attempt < run.writer.seat.attempt)
+        self.url = self._pot.url
+        self._begin_wall_ns = min(begin_ns, max(ends_ns, default=begin_ns))
         self._sweep_own()
         self._credit: Credit = self._pot.hold(
             run.run_id, burn_per_hour=self._in_unit(_hour(run)), on_store_down=on_store_down

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import signal
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import cache, partial
 from importlib import import_module
 from types import SimpleNamespace
@@ -113,12 +116,37 @@ def _say_nothing(*_: Any, **__: Any) -> None:
     """A copy does not log."""
 
 
+def after_saves(trainer: Trainer, work: Callable[[], Any]) -> Future[Any] | None:
+    """Do something when the checkpoints that were asked for are written, if that happens on a thread beside.
+
+    Returns:
+        For waiting; `None` if they are written already, and then nothing is done.
+    """
+    executor = getattr(trainer.strategy.checkpoint_io, "_executor", None)
+    # AsyncCheckpointIO writes on one thread: what is asked of it now is done after the checkpoint.
+    return None if executor is None else executor.submit(work)
+
+
 def wait_for_saves(trainer: Trainer) -> None:
     """Return when the checkpoints that were asked for are written, where that happens on a thread beside."""
-    executor = getattr(trainer.strategy.checkpoint_io, "_executor", None)
-    if executor is not None:
-        # AsyncCheckpointIO writes on one thread: what is asked of it now is done after the checkpoint.
-        executor.submit(int).result()
+    waiting = after_saves(trainer, _say_nothing)
+    if waiting is not None:
+        waiting.result()
+
+
+def batches_to_validation(trainer: Trainer) -> int | None:
+    """Training batches between the one that ends now and the next validation in this epoch; `None` if none is known.
+
+    It is 0 if a validation follows this very batch. The same on all ranks. To be asked only where `enable_validation`.
+    """
+    loop, every = trainer.fit_loop.epoch_loop, getattr(trainer, "val_check_batch", None)
+    by_epoch = trainer.check_val_every_n_epoch
+    if by_epoch is not None and (trainer.current_epoch + 1) % by_epoch:
+        return None
+    if every in (None, float("inf")):
+        return 0 if every is not None and loop.batch_progress.is_last_batch else None
+    done = (loop.total_batch_idx if by_epoch is None else loop.batch_idx) + 1
+    return int(-done % every)
 
 
 def last_of_fit(trainer: Trainer) -> tuple[Any, str]:
@@ -129,10 +157,20 @@ def last_of_fit(trainer: Trainer) -> tuple[Any, str]:
 
 
 def never_requeue(trainer: Trainer) -> None:
-    """Keep Lightning's own Slurm plugin from putting the job back into the queue."""
-    environment = getattr(trainer.strategy, "cluster_environment", None)
-    if getattr(environment, "auto_requeue", False):
+    """Keep Lightning's own Slurm plugin from putting the job back into the queue.
+
+    Its handler of the signal before the time limit requeues whatever the flag says by then, so the signal is ignored
+    from here on; when the fit ends, Lightning itself puts back the handler of before.
+    """
+    connector = getattr(trainer, "_accelerator_connector", None)
+    for owner in (connector, trainer.strategy):
+        environment = getattr(owner, "cluster_environment", None)
+        if not getattr(environment, "auto_requeue", False):
+            continue
         environment.auto_requeue = False  # type: ignore[union-attr]
+        number = getattr(environment, "requeue_signal", None)
+        if number is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(number, signal.SIG_IGN)
 
 
 def saves_beside(trainer: Trainer) -> bool:

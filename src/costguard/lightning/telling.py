@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -57,9 +58,10 @@ class Teller:
         return self.state != before
 
     def wait(self, seconds: float = TIMEOUT_S) -> None:
-        """Give what is on its way a last moment."""
+        """Give what is on its way a last moment, all of it together."""
+        end = time.monotonic() + seconds
         for thread in self._threads:
-            thread.join(seconds)
+            thread.join(max(0.0, end - time.monotonic()))
 
     def _send(self, verdict: Verdict) -> None:
         warn(verdict.message)

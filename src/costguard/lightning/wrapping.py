@@ -10,6 +10,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from costguard.ledger.opening import file_mark
+from costguard.lightning import private
 from costguard.lightning.instances import Instances, Method
 from costguard.lightning.membership import checked_word
 from costguard.lightning.run import STATE_KEY, Run
@@ -44,23 +45,41 @@ class _Saved:
     def __init__(self, trainer: Trainer, run: Run) -> None:
         self._trainer = trainer
         self._run = run
-        self._unfinished: list[dict[str, Any]] = []
+        self._unfinished: list[tuple[dict[str, Any], dict[str, int]]] = []
 
-    def note(self, **fields: Any) -> None:
+    def time(self, begin_ns: int) -> dict[str, int]:
+        """Note how long a save takes until it is written, which may be long after training has gone on.
+
+        Returns:
+            Where `written_ns` will be, by when it is written.
+        """
+        took: dict[str, int] = {}
+
+        def written() -> None:
+            took["written_ns"] = self._run.meter.now_ns() - begin_ns
+            self._run.save_times_ns.append(took["written_ns"])
+
+        with metering():
+            if private.after_saves(self._trainer, written) is None:
+                written()
+        return took
+
+    def note(self, took: dict[str, int], **fields: Any) -> None:
         """Note one save."""
         with metering():
             # Lightning's AsyncCheckpointIO returns before the file is there, or while an older one still is.
             names = {base.__name__ for base in type(self._trainer.strategy.checkpoint_io).__mro__}
             if "AsyncCheckpointIO" in names:
-                self._unfinished.append(fields)
-                self._run.writer.saved(**fields, bytes=None, mark=None)
+                self._unfinished.append((fields, took))
+                self._run.writer.saved(**fields, bytes=None, mark=None, written_ns=None)
             else:
                 self._write(fields)
 
     def look_again(self) -> None:
         """Note the sizes of what is written in the background, once it has all been written."""
         while self._unfinished:
-            self._write(self._unfinished.pop())
+            fields, took = self._unfinished.pop()
+            self._write({**fields, **took})
 
     def _write(self, fields: dict[str, Any]) -> None:
         mark = file_mark(fields["path"])
@@ -77,11 +96,12 @@ def _saving(original: Method, trainer: Trainer, run: Run, saved: _Saved) -> Meth
             result = original(filepath, *args, **kwargs)
         finally:
             run.meter.enter(before)
-            run.save_times_ns.append(run.meter.state.since_ns - begin)
+        took = saved.time(begin)
         if run.is_open and trainer.is_global_zero:
             path = os.fspath(filepath)
             # A save that holds no callbacks (weights only) has no number of its own and is not resumed from.
             saved.note(
+                took,
                 path=path if "://" in path else os.path.abspath(path),
                 save=run.writer.saves if run.writer.saves > saves else None,
                 step=trainer.global_step,

@@ -49,7 +49,7 @@ def _stop(rank: RankAccount, event: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parts(rank: RankAccount, event: Mapping[str, Any], reserve: Reserve) -> list[dict[str, Any]]:
     """Each part, predicted and real; what is not metered apart is known only in the total."""
-    saves = [e["blocked_ns"] for e in rank.events if e["k"] == "saved" and e["t"] >= event["t"]]
+    saves = [e.get("written_ns") or e["blocked_ns"] for e in rank.events if e["k"] == "saved" and e["t"] >= event["t"]]
     ending = rank.final.activities_ns.get("teardown", 0) - event["ns"].get("teardown", 0)
     real = {"save": sum(saves), "teardown": ending - rank.estimated_ns, "exit": rank.estimated_ns}
     rows = score_reserve(reserve, real)

@@ -148,6 +148,12 @@ class Budget:
         if self.basis not in ("billed", "effective"):
             raise config_error(f"Budget(basis={self.basis!r}): unknown; expected billed or effective.")
         zone_argument("Budget", "time_zone", self.time_zone)
+        listed = isinstance(self.thresholds, (list, tuple)) and all(isinstance(t, Threshold) for t in self.thresholds)
+        if not listed:
+            raise config_error(
+                f"Budget(thresholds={self.thresholds!r}): expected Threshold objects, such as [Threshold(at=0.8)]."
+            )
+        object.__setattr__(self, "thresholds", tuple(self.thresholds))
         self._check_rate()
 
     def _check_rate(self) -> None:
