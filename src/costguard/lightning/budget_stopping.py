@@ -5,40 +5,36 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from costguard.errors import STOPPED_CODE, StartRefused, StoppedForGood, config_error, warn
+from costguard.errors import StartRefused, config_error
 from costguard.ledger.allocation import restarts_left
 from costguard.lightning import clean_stop, private
 from costguard.lightning.agreement import Agreement, Alone, Together
+from costguard.lightning.budget_arguments import OnBreach, OnStoreDown, all_budgets, check_choices, check_kinds
+from costguard.lightning.budget_steps import BY_SIGNAL, BudgetSteps
 from costguard.lightning.budget_watch import BudgetWatch
 from costguard.lightning.cost_monitor import CostMonitor
-from costguard.lightning.instances import Instances
 from costguard.lightning.joining import callbacks_of
+from costguard.lightning.orderly_stop import OrderlyStop
 from costguard.lightning.releasing import OnStop
 from costguard.lightning.run import Run
 from costguard.lightning.shield import shielded
 from costguard.lightning.telling import OnAlert, Teller
 from costguard.policies.alerts import AlertState
-from costguard.policies.budget import DEFAULT_THRESHOLDS, Budget, Threshold, check_distinct, check_limits
+from costguard.policies.budget import Budget
 from costguard.policies.reserve import StopPriors
 from costguard.prices import PriceBook
-from costguard.records import Action, Activity, Verdict
+from costguard.records import Verdict
 from costguard.units import NS_PER_S
 from costguard.webhook import TIMEOUT_S
 
-OnBreach = Literal["auto", "return", "exit"]
-OnStoreDown = Literal["stop_at_credit", "continue"]
-_BY_SIGNAL, _BY_BUDGET = 1, 2
-_TERMINATED_CODE = 128 + signal.SIGTERM
 LEAST_PATIENCE_S = 0.5
 """Shortest time that loggers and webhooks get at a stop."""
-_FLAG_FILE = "FAULT_TOL_FINISHED_FLAG_FILE"
-"""Where NVIDIA's resiliency launcher looks whether a run must not be started again."""
 
 
 class BudgetStopping(Callback):
@@ -92,15 +88,12 @@ class BudgetStopping(Callback):
         on_stop_when: list[Literal["breach", "crash", "end", "stall"]] | None = None,
         disk_survives: bool = False,
     ) -> None:
-        _check_kinds(budgets=budgets, warn_at=warn_at, webhook=webhook, on_alert=on_alert, priors=priors, pot=pot)
-        self._budgets = _all_budgets(limit_usd, limit_gpu_hours, budgets, warn_at, needed=pot is None)
-        if on_store_down not in get_args(OnStoreDown):
-            raise config_error(f"BudgetStopping(on_store_down={on_store_down!r}): expected stop_at_credit or continue.")
+        check_kinds(budgets=budgets, warn_at=warn_at, webhook=webhook, on_alert=on_alert, priors=priors, pot=pot)
+        check_choices(on_breach, on_store_down)
+        self._budgets = all_budgets(limit_usd, limit_gpu_hours, budgets, warn_at, needed=pot is None)
         self._pot = pot
         self._on_store_down = on_store_down
         self.stated_prices: PriceBook = PriceBook.for_run("BudgetStopping", usd_per_gpu_hour, usd_per_hour)
-        if on_breach not in get_args(OnBreach):
-            raise config_error(f"BudgetStopping(on_breach={on_breach!r}): expected auto, return or exit.")
         self._on_breach = on_breach
         self._webhook = webhook
         self._on_alert = on_alert
@@ -109,6 +102,11 @@ class BudgetStopping(Callback):
         self._added: _Added | None = None
         self._said = dict(vars(self))
         self._begin()
+
+    @property
+    def stopped_by(self) -> Verdict | None:
+        """Why the run was stopped, as far as this rank knows; `None` if it was not."""
+        return self._steps.stop or self._steps.proposed if self._steps is not None else None
 
     def __getstate__(self) -> dict[str, Any]:
         """Only what the user said goes along into a copy or to another process."""
@@ -126,16 +124,10 @@ class BudgetStopping(Callback):
         self._teller: Teller | None = None
         self._agreement: Agreement | None = None
         self._together: Together | None = None
-        self._instances = Instances()
+        self._steps: BudgetSteps | None = None
+        self._ending: OrderlyStop | None = None
         self._admitted = False
-        self._step = 0
-        self._step_began_ns = 0
-        self._paused_ns = self._validated_ns = 0
-        self._validates = self._counts_steps = False
-        self._stop: Verdict | None = None
-        self._put_back: Callable[[], None] = _nothing
         self._restore_signal: Callable[[], None] = _nothing
-        self.stopped_by: Verdict | None = None
 
     # -- before the start -------------------------------------------------------------------------------------
 
@@ -214,16 +206,16 @@ class BudgetStopping(Callback):
             return
         run.open_new()
         self._admit(trainer)
-        self._agreement = self._agree_with(trainer)
+        self._agreement = agreement = self._agree_with(trainer)
         if self._watch is not None:
             monitor = self._monitor
             self._watch.foreseen = lambda: monitor.forecast if monitor is not None else None
             self._watch.planned_steps = trainer.max_steps if trainer.max_steps > 0 else None
             self._watch.saves_routinely = bool(trainer.checkpoint_callbacks)
         self._on_stop.begin(run, clean_stop.checkpoint_folder(trainer), self._webhook)
-        self._step, self._step_began_ns = trainer.global_step, run.meter.now_ns()
-        self._validates = trainer.enable_validation
-        self._count_pauses(run, trainer.num_sanity_val_batches)
+        self._ending = ending = OrderlyStop(trainer, pl_module, run, self._on_breach, self._together)
+        self._steps = BudgetSteps(trainer, run, agreement, ending, self._watch, self._teller)
+        run.after_batch.append(self._steps.after_batch)
 
     def _agree_with(self, trainer: Trainer) -> Agreement:
         if trainer.world_size == 1:
@@ -239,144 +231,25 @@ class BudgetStopping(Callback):
 
     def _on_signal(self, number: int, frame: Any) -> None:
         if self._agreement is not None:
-            self._agreement.vote(_BY_SIGNAL)
+            self._agreement.vote(BY_SIGNAL)
 
-    # -- each step --------------------------------------------------------------------------------------------
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """After an optimizer step: look at the budgets when it is time, and act on what all ranks have agreed."""
-        step, run = trainer.global_step, self._run
-        if run is None or self._stop is not None:
-            return
-        if step == self._step and (self._counts_steps or pl_module.automatic_optimization):
-            return
-        # Who steps a bare optimizer by hand moves no counter of Lightning's: then each batch may be a step.
-        self._counts_steps = self._counts_steps or step != self._step
-        self._step = step
-        with run.meter.span(Activity.METERING):
-            self._after_step(trainer, pl_module, run)
-
-    def _after_step(self, trainer: Trainer, pl_module: LightningModule, run: Run) -> None:
-        watch, agreement, now = self._watch, self._agreement, run.meter.now_ns()
-        assert agreement is not None
-        if watch is not None:
-            watch.step_took(now - self._step_began_ns - self._count_pauses(run, trainer.num_val_batches))
-            if now >= watch.next_look_ns:
-                self._look(watch, agreement)
-        self._step_began_ns = now
-        agreed = agreement.at_step(watch.step_s if watch is not None else None)
-        if watch is not None:
-            watch.delay_steps = agreement.delay_steps
-        ahead = private.batches_to_validation(trainer) if self._validates else None
-        if not agreed and ahead is not None and ahead < trainer.accumulate_grad_batches:
-            if watch is not None:
-                self._look_ahead(watch, agreement, sum(trainer.num_val_batches))
-            agreed = agreement.now()
-        if agreed:
-            self._end(trainer, pl_module, run, agreed)
-
-    def _count_pauses(self, run: Run, val_batches: Iterable[float]) -> int:
-        """Time since the last call that was no step: validation, which is noted, and the user's own checkpoints."""
-        totals = run.meter.state.totals
-        validated = totals[Activity.VALIDATION]
-        paused = validated + totals[Activity.CHECKPOINT]
-        since, validation = paused - self._paused_ns, validated - self._validated_ns
-        self._paused_ns, self._validated_ns = paused, validated
-        if validation and self._watch is not None and (batches := sum(val_batches)) != float("inf"):
-            self._watch.validation_took(validation, int(batches))
-        return since
-
-    @shielded
-    def _look_ahead(self, watch: BudgetWatch, agreement: Agreement, batches: float) -> None:
-        """Before a validation, which nothing can stop once it runs: stop here if it cannot be paid for."""
-        if batches != float("inf"):
-            watch.ahead_ns = watch.validation_ns(int(batches))
-        try:
-            self._look(watch, agreement)
-        finally:
-            if self.stopped_by is None:
-                watch.ahead_ns = 0
-
-    @shielded
-    def _look(self, watch: BudgetWatch, agreement: Agreement) -> None:
-        verdicts = watch.judge(self._step)
-        stop = next((v for v in verdicts if v.action is Action.STOP), None)
-        if stop is not None:
-            self.stopped_by = stop
-            agreement.vote(_BY_BUDGET)
-        self._tell(watch, [v for v in verdicts if v.action is not Action.STOP])
-
-    def _tell(self, watch: BudgetWatch, verdicts: Sequence[Verdict], *, closing: bool = False) -> None:
-        run, teller = self._run, self._teller
-        if run is None or teller is None:
-            return
-        for verdict in verdicts:
-            if verdict.action is not Action.STOP:
-                run.writer.verdict(verdict)
-        if teller.tell(verdicts, run.wall_ns(), closing=closing):
-            watch.alerts = teller.state.to_json()
-            watch.write()
-
-    # -- the stop ---------------------------------------------------------------------------------------------
-
-    def _end(self, trainer: Trainer, pl_module: LightningModule, run: Run, agreed: int) -> None:
-        """All ranks are here at the same step."""
-        signalled = agreed == _BY_SIGNAL
-        stop = _stopped(agreed, self._step) if signalled or self.stopped_by is None else self.stopped_by
-        self._stop = stop
-        if self._watch is not None and not signalled:
-            # First of all, so that it stays stopped whatever happens from here on.
-            self._stop = self.stopped_by = stop = self._watch.stop(stop)
-            self._tell(self._watch, [stop])
-        self._put_back = clean_stop.end_here(trainer)
-        finite = clean_stop.weights_are_finite(pl_module)
-        if self._together is not None:
-            finite = self._together.agree(int(not finite)) == 0
-        if finite:
-            with run.meter.span(Activity.CHECKPOINT):
-                path = clean_stop.save_last(trainer, f"stopped-step={self._step}.ckpt")
-            if trainer.is_global_zero:
-                print(f"costguard: {stop.message} Stopped at step {self._step}; saved {path}.", flush=True)
-        else:
-            warn(f"stopped at step {self._step} without a checkpoint: weights are not finite; the last one stays.")
-        if not signalled:
-            private.never_requeue(trainer)
-            _touch(os.environ.get(_FLAG_FILE))
-        code = _TERMINATED_CODE if signalled else STOPPED_CODE
-        if signalled or self._on_breach == "exit" or (self._on_breach == "auto" and run.supervised):
-            self._exit_after_fit(trainer, StoppedForGood(stop.message, code))
-
-    def _exit_after_fit(self, trainer: Trainer, end: StoppedForGood) -> None:
-        def then_exit(original: Callable[..., Any]) -> Callable[..., Any]:
-            def last(*args: Any, **kwargs: Any) -> Any:
-                self._instances.put_back()
-                original(*args, **kwargs)
-                raise end
-
-            return last
-
-        self._instances.wrap(*private.last_of_fit(trainer), then_exit)
+    # -- the end ----------------------------------------------------------------------------------------------
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Training is over: what waits is told, loggers are flushed."""
-        if self._stop is not None:
-            self._say_in_loggers(trainer, self._stop)
-            cap_s = self._patience_s(clean_stop.FLUSH_CAP_S)
-            late = clean_stop.flush_loggers(trainer.loggers, cap_s)
-            if late:
-                warn(f"{', '.join(late)} did not flush in {cap_s:.0f} s; the stop goes on without.")
+        if self._ending is not None and self._steps is not None and self._steps.stop is not None:
+            self._ending.flush(self._steps.stop, self._patience_s(clean_stop.FLUSH_CAP_S))
         if self._together is not None:
             self._together.finish()
-        if self._watch is not None:
-            self._tell(self._watch, [], closing=True)
+        if self._steps is not None:
+            self._steps.tell([], closing=True)
         if self._teller is not None:
             self._teller.wait(self._patience_s(TIMEOUT_S))
 
     def _patience_s(self, most_s: float) -> float:
         """How long to wait for others: at a stop not longer than the money lasts, but a moment."""
-        patience_ns = self._watch.patience_ns() if self._watch is not None and self._stop is not None else None
+        stopped = self._steps is not None and self._steps.stop is not None
+        patience_ns = self._watch.patience_ns() if self._watch is not None and stopped else None
         return most_s if patience_ns is None else min(most_s, max(LEAST_PATIENCE_S, patience_ns / NS_PER_S))
 
     @shielded
@@ -384,14 +257,6 @@ class BudgetStopping(Callback):
         if self._watch is not None and self._watch.pot is not None:
             pot, self._watch.pot = self._watch.pot, None
             pot.close()
-
-    @shielded
-    def _say_in_loggers(self, trainer: Trainer, stop: Verdict) -> None:
-        for logger in trainer.loggers:
-            summary = getattr(getattr(logger, "experiment", None), "summary", None)
-            if summary is not None and trainer.is_global_zero:
-                summary["costguard/stopped_by"] = f"{stop.kind}/{stop.reason}"
-                summary["costguard/stopped_because"] = stop.message
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Put everything back."""
@@ -401,15 +266,19 @@ class BudgetStopping(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Put back what must not stay."""
         self._leave()
-        self._instances.put_back()
+        if self._ending is not None:
+            self._ending.call_off_exit()
         if self._run is None and self._added is not None:
             self._added.withdraw()  # nothing was begun, so nobody else does it
 
     def _leave(self) -> None:
-        self._put_back()
+        if self._run is not None and self._steps is not None and self._steps.after_batch in self._run.after_batch:
+            self._run.after_batch.remove(self._steps.after_batch)
+        if self._ending is not None:
+            self._ending.put_back()
         self._restore_signal()
         self._close_pot()
-        self._put_back = self._restore_signal = _nothing
+        self._restore_signal = _nothing
         private.restore_hooks(self)
 
 
@@ -433,69 +302,9 @@ class _Added(CostMonitor):
             trainer.callbacks = [each for each in callbacks_of(trainer) if each is not self]  # type: ignore[attr-defined]
 
 
-def _all_budgets(
-    limit_usd: float | str | None,
-    limit_gpu_hours: float | str | None,
-    budgets: Sequence[Budget] | None,
-    warn_at: Sequence[float] | None,
-    *,
-    needed: bool,
-) -> list[Budget]:
-    thresholds: Sequence[Threshold] = DEFAULT_THRESHOLDS
-    if warn_at is not None:
-        kept = [t for t in DEFAULT_THRESHOLDS if t.on != "spent"]
-        thresholds = (*(Threshold(at=at) for at in warn_at), *kept)
-    found = list(budgets or ())
-    if limit_usd is not None or limit_gpu_hours is not None or (needed and not found):
-        check_limits("BudgetStopping", limit_usd, limit_gpu_hours)
-        found.insert(0, Budget(limit_usd=limit_usd, limit_gpu_hours=limit_gpu_hours, thresholds=thresholds))
-    check_distinct(found)
-    return found
-
-
-def _check_kinds(**given: Any) -> None:
-    for option, value in given.items():
-        fits, expected = _KINDS[option]
-        if value is not None and not fits(value):
-            raise config_error(f"BudgetStopping({option}={value!r}): expected {expected}.")
-
-
-def _listed(value: Any, kind: Any) -> bool:
-    return isinstance(value, (list, tuple)) and all(isinstance(each, kind) for each in value)
-
-
-_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "budgets": (lambda v: _listed(v, Budget), "Budget objects, such as [Budget(limit_usd=250)]"),
-    "warn_at": (lambda v: _listed(v, (int, float)), "a list of shares of the limit, such as [0.5, 0.8]"),
-    "webhook": (
-        lambda v: isinstance(v, str) and v.startswith(("https://", "http://")),
-        "a URL such as https://hooks.example/x",
-    ),
-    "on_alert": (callable, "a function of a verdict"),
-    "priors": (lambda v: isinstance(v, StopPriors), "StopPriors, such as StopPriors(save_ns=30_000_000_000)"),
-    "pot": (lambda v: isinstance(v, str) and v.strip() != "", "a folder or URL in which a pot lies"),
-}
-
-
-def _stopped(agreed: int, step: int) -> Verdict:
-    """What ranks know that did not decide."""
-    if agreed == _BY_SIGNAL:
-        return Verdict(kind="signal", action=Action.STOP, reason="sigterm", message="A rank got SIGTERM.", step=step)
-    return Verdict(kind="budget", action=Action.STOP, reason="limit", message="The budget is spent.", step=step)
-
-
 def _restore(handler: Any) -> None:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
-
-
-def _touch(path: str | None) -> None:
-    if path:
-        try:
-            with open(path, "a", encoding="utf-8"):
-                pass
-        except OSError as error:
-            warn(f"cannot touch {path} ({error.strerror}): a launcher that looks there may start this run again.")
 
 
 def _nothing() -> None:

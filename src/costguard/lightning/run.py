@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,10 +108,11 @@ class Run:
         self.ended = False
         self.live: LiveAttempt | None = None
         self._allocation = allocation
-        self._files = files or LocalFiles()
+        self.files = files or LocalFiles()
         self._clock = clock or SystemClock()
         self._wall_offset_ns = self._clock.wall_ns() - self._clock.now_ns()
-        self._membership = Membership(config.root, place.rank, config.run_id, config.mirror, allocation, self._files)
+        self._membership = Membership(config.root, place.rank, config.run_id, config.mirror, allocation, self.files)
+        self.after_batch: list[Callable[[int], None]] = []
         self.save_times_ns: list[int] = []
         self.checkpoint_bytes = 0
         self._writer: AttemptWriter | None = None
@@ -181,7 +182,7 @@ class Run:
         mirror = self._mirror(os.path.basename(claim.folder)) if claim.segment else None
         own = [r.seat for r in claim.earlier.ranks if r.seat.rank == claim.seat.rank]
         self._writer = AttemptWriter(
-            files=self._files,
+            files=self.files,
             folder=claim.folder,
             seat=claim.seat,
             segment=claim.segment,
@@ -225,7 +226,7 @@ class Run:
         if self.config.mirror is None:
             return None
         try:
-            mirror: Mirror = within(MIRROR_PATIENCE_S, lambda: Mirror(f"{self.config.mirror}/{run_id}", self._files))
+            mirror: Mirror = within(MIRROR_PATIENCE_S, lambda: Mirror(f"{self.config.mirror}/{run_id}", self.files))
             return mirror
         except Exception as error:  # a store may raise anything
             warn(f"no mirror at {self.config.mirror} ({error}): the journal is kept on this machine's disk only.")
@@ -236,7 +237,7 @@ class Run:
         for rank in claim.earlier.ranks:
             if rank.status == "died":
                 try:
-                    page = read_page(self._files.read(os.path.join(claim.folder, rank.seat.page)))
+                    page = read_page(self.files.read(os.path.join(claim.folder, rank.seat.page)))
                 except OSError:
                     continue
                 if page:
@@ -318,13 +319,13 @@ class Run:
         """Sum up what was before the training that begins now; for the first rank, whose loggers and bar show it."""
         folder, seat = self.writer.folder, self.writer.seat
         self.live = LiveAttempt(
-            read_folder(folder, self._files),
+            read_folder(folder, self.files),
             self.config.book,
             self.paid,
             folder,
             seat,
             self.place.world_size,
-            self._files,
+            self.files,
             wall_offset_ns=self._wall_offset_ns,
             planned_tokens=self.config.planned_tokens,
         )
@@ -346,11 +347,6 @@ class Run:
         return [r.header["pid"] for r in here if "pid" in r.header]
 
     @property
-    def files(self) -> Files:
-        """The file layer."""
-        return self._files
-
-    @property
     def supervised(self) -> bool:
         """Whether a scheduler or launcher started this process, who may start it again."""
         return self._allocation.job is not None or self._allocation.tenure.allocation is not None
@@ -364,7 +360,7 @@ class Run:
 
     def account(self) -> RunAccount:
         """Everything that is written of the run so far."""
-        return read_folder(self.writer.folder, self._files)
+        return read_folder(self.writer.folder, self.files)
 
     def wall_ns(self) -> int:
         """Now, on the wall clock as it was when this process began: one that is put forward or back changes nothing."""
