@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -21,11 +22,11 @@ class Agreement(Protocol):
     def vote(self, value: int) -> None:
         """Propose something; the highest proposal of all ranks wins, 0 proposes nothing."""
 
-    def at_step(self, step_s: float | None) -> int:
+    def at_step(self, step_s: Callable[[], float | None]) -> int:
         """What is agreed at this optimizer step, the same on all ranks; 0 if nothing is.
 
         Args:
-            step_s: How long a step takes, `None` if unknown.
+            step_s: Tells how long a step takes, `None` if unknown; asked seldom.
         """
 
     def now(self) -> int:
@@ -44,7 +45,7 @@ class Alone:
         """Propose something."""
         self._vote = max(self._vote, value)
 
-    def at_step(self, step_s: float | None) -> int:
+    def at_step(self, step_s: Callable[[], float | None]) -> int:
         """What was proposed."""
         return self._vote
 
@@ -82,7 +83,7 @@ class Together:
         """Propose something."""
         self._vote = max(self._vote, value)
 
-    def at_step(self, step_s: float | None) -> int:
+    def at_step(self, step_s: Callable[[], float | None]) -> int:
         """Read a round that is due, and begin the next."""
         self._steps += 1
         if self._asked is not None:
@@ -94,7 +95,7 @@ class Together:
             agreed, self._every = int(told[0]), max(LEAST_EVERY, int(told[1]))
             if agreed:
                 return agreed
-        proposal = _every(step_s) if self._rank == 0 else 0
+        proposal = _every(step_s()) if self._rank == 0 else 0
         votes = torch.tensor([self._vote, proposal], dtype=torch.int64)
         work = torch.distributed.all_reduce(votes, torch.distributed.ReduceOp.MAX, group=self._group, async_op=True)
         self._asked, self._due = (work, votes), self._steps + self._every

@@ -70,12 +70,12 @@ class BudgetSteps:
         self._step = step
         watch, agreement, now = self._watch, self._agreement, self._meter.now_ns()
         if watch is not None:
-            watch.step_took(now - self._began_ns - self._count_pauses(self._trainer.num_val_batches))
+            watch.step_took(now - self._began_ns - self._count_pauses())
             if now >= watch.next_look_ns:
                 with self._meter.span(_METERING):
                     self._look(watch)
         self._began_ns = now
-        agreed = agreement.at_step(watch.step_s if watch is not None else None)
+        agreed = agreement.at_step(self._step_s)
         if watch is not None:
             watch.delay_steps = agreement.delay_steps
         if not agreed and self._validates:
@@ -83,6 +83,9 @@ class BudgetSteps:
         if agreed:
             with self._meter.span(_METERING):
                 self._end(agreed)
+
+    def _step_s(self) -> float | None:
+        return self._watch.step_s if self._watch is not None else None
 
     def _before_validation(self) -> int:
         """Nothing can stop a validation once it runs, so all ranks decide before it, if one follows this step."""
@@ -99,15 +102,17 @@ class BudgetSteps:
                 self._look_ahead(self._watch, sum(self._trainer.num_val_batches))
             return self._agreement.now()
 
-    def _count_pauses(self, val_batches: Iterable[float]) -> int:
+    def _count_pauses(self, val_batches: Iterable[float] | None = None) -> int:
         """Time since the last call that was no step: validation, which is noted, and the user's own checkpoints."""
         totals = self._meter.state.totals
         validated = totals[_VALIDATION]
         paused = validated + totals[_CHECKPOINT]
         since, validation = paused - self._paused_ns, validated - self._validated_ns
         self._paused_ns, self._validated_ns = paused, validated
-        if validation and self._watch is not None and (batches := sum(val_batches)) != float("inf"):
-            self._watch.validation_took(validation, int(batches))
+        if validation and self._watch is not None:
+            batches = sum(self._trainer.num_val_batches if val_batches is None else val_batches)
+            if batches != float("inf"):
+                self._watch.validation_took(validation, int(batches))
         return since
 
     @shielded
