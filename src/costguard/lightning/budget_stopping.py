@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -15,15 +16,17 @@ from costguard.errors import STOPPED_CODE, StartRefused, StoppedForGood, config_
 from costguard.ledger.allocation import restarts_left
 from costguard.lightning import clean_stop, private
 from costguard.lightning.agreement import Agreement, Alone, Together
+from costguard.lightning.budget_arguments import all_budgets, check_kinds
 from costguard.lightning.budget_watch import BudgetWatch
 from costguard.lightning.cost_monitor import CostMonitor
 from costguard.lightning.instances import Instances
 from costguard.lightning.joining import callbacks_of
+from costguard.lightning.own_monitor import OwnMonitor
 from costguard.lightning.run import Run
 from costguard.lightning.shield import shielded
 from costguard.lightning.telling import TIMEOUT_S, OnAlert, Teller
 from costguard.policies.alerts import AlertState
-from costguard.policies.budget import DEFAULT_THRESHOLDS, Budget, Threshold, check_distinct, check_limits
+from costguard.policies.budget import Budget
 from costguard.policies.reserve import StopPriors
 from costguard.prices import PriceBook
 from costguard.records import Action, Activity, Verdict
@@ -82,8 +85,8 @@ class BudgetStopping(Callback):
         pot: str | None = None,
         on_store_down: OnStoreDown = "stop_at_credit",
     ) -> None:
-        _check_kinds(budgets=budgets, warn_at=warn_at, webhook=webhook, on_alert=on_alert, priors=priors, pot=pot)
-        self._budgets = _all_budgets(limit_usd, limit_gpu_hours, budgets, warn_at, needed=pot is None)
+        check_kinds(budgets=budgets, warn_at=warn_at, webhook=webhook, on_alert=on_alert, priors=priors, pot=pot)
+        self._budgets = all_budgets(limit_usd, limit_gpu_hours, budgets, warn_at, needed=pot is None)
         if on_store_down not in get_args(OnStoreDown):
             raise config_error(f"BudgetStopping(on_store_down={on_store_down!r}): expected stop_at_credit or continue.")
         self._pot = pot
@@ -95,7 +98,7 @@ class BudgetStopping(Callback):
         self._webhook = webhook
         self._on_alert = on_alert
         self._priors = priors or StopPriors()
-        self._added: _Added | None = None
+        self._added: OwnMonitor | None = None
         self._said = dict(vars(self))
         self._begin()
 
@@ -116,12 +119,14 @@ class BudgetStopping(Callback):
         self._agreement: Agreement | None = None
         self._together: Together | None = None
         self._instances = Instances()
+        self._muted = Instances()
         self._admitted = False
         self._step = 0
         self._step_began_ns = 0
         self._paused_ns = self._validated_ns = 0
         self._validates = self._counts_steps = False
         self._stop: Verdict | None = None
+        self._exit: StoppedForGood | None = None
         self._put_back: Callable[[], None] = _nothing
         self._restore_signal: Callable[[], None] = _nothing
         self.stopped_by: Verdict | None = None
@@ -149,7 +154,7 @@ class BudgetStopping(Callback):
         if found is None:
             # The same in each fit of this callback, so that they are one run. Lightning goes through this very list,
             # so that it is set up after this.
-            self._added = found = self._added or _Added()
+            self._added = found = self._added or OwnMonitor()
             self._added.trainer = trainer
             callbacks.append(found)
         return found
@@ -316,6 +321,9 @@ class BudgetStopping(Callback):
             self._stop = self.stopped_by = stop = self._watch.stop(stop)
             self._tell(self._watch, [stop])
         self._put_back = clean_stop.end_here(trainer)
+        for logger in trainer.loggers:
+            # Lightning would have each write at once, for as long as it takes; they get their time when the fit ends.
+            self._muted.wrap(logger, "save", lambda _: _nothing)
         finite = clean_stop.weights_are_finite(pl_module)
         if self._together is not None:
             finite = self._together.agree(int(not finite)) == 0
@@ -328,12 +336,19 @@ class BudgetStopping(Callback):
             warn(f"stopped at step {self._step} without a checkpoint: weights are not finite; the last one stays.")
         if not signalled:
             private.never_requeue(trainer)
-            _touch(os.environ.get(_FLAG_FILE))
+            clean_stop.touch(os.environ.get(_FLAG_FILE))
         code = _TERMINATED_CODE if signalled else STOPPED_CODE
         if signalled or self._on_breach == "exit" or (self._on_breach == "auto" and run.supervised):
             self._exit_after_fit(trainer, StoppedForGood(stop.message, code))
 
+    def _exit_if_last(self, trainer: Trainer, logger: Any) -> None:
+        if self._exit is not None and private.last_of_fit(trainer)[0] is logger:
+            self._instances.put_back()
+            raise self._exit
+
     def _exit_after_fit(self, trainer: Trainer, end: StoppedForGood) -> None:
+        self._exit = end
+
         def then_exit(original: Callable[..., Any]) -> Callable[..., Any]:
             def last(*args: Any, **kwargs: Any) -> Any:
                 self._instances.put_back()
@@ -347,11 +362,15 @@ class BudgetStopping(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Training is over: what waits is told, loggers are flushed."""
         if self._stop is not None:
+            self._muted.put_back()
             self._say_in_loggers(trainer, self._stop)
             cap_s = self._patience_s(clean_stop.FLUSH_CAP_S)
             late = clean_stop.flush_loggers(trainer.loggers, cap_s)
             if late:
-                warn(f"{', '.join(late)} did not flush in {cap_s:.0f} s; the stop goes on without.")
+                names = ", ".join(type(each).__name__ for each in late)
+                warn(f"{names} did not flush in {cap_s:.0f} s; the stop goes on without.")
+            for each in late:
+                clean_stop.leave_out(each, partial(self._exit_if_last, trainer, each))
         if self._together is not None:
             self._together.finish()
         if self._watch is not None:
@@ -391,75 +410,12 @@ class BudgetStopping(Callback):
             self._added.withdraw()  # nothing was begun, so nobody else does it
 
     def _leave(self) -> None:
+        self._muted.put_back()
         self._put_back()
         self._restore_signal()
         self._close_pot()
         self._put_back = self._restore_signal = _nothing
         private.restore_hooks(self)
-
-
-class _Added(CostMonitor):
-    """The monitor of a Trainer that has none of its own; it is taken out of the list when the fit has ended.
-
-    Not before: an exception's checkpoint must still say which run wrote it. The list is replaced, since Lightning may
-    be going through it.
-    """
-
-    trainer: Trainer | None = None
-
-    def _leave(self) -> None:
-        super()._leave()
-        self.withdraw()
-
-    def withdraw(self) -> None:
-        """Be in the list no more."""
-        trainer, self.trainer = self.trainer, None
-        if trainer is not None:
-            trainer.callbacks = [each for each in callbacks_of(trainer) if each is not self]  # type: ignore[attr-defined]
-
-
-def _all_budgets(
-    limit_usd: float | str | None,
-    limit_gpu_hours: float | str | None,
-    budgets: Sequence[Budget] | None,
-    warn_at: Sequence[float] | None,
-    *,
-    needed: bool,
-) -> list[Budget]:
-    thresholds: Sequence[Threshold] = DEFAULT_THRESHOLDS
-    if warn_at is not None:
-        kept = [t for t in DEFAULT_THRESHOLDS if t.on != "spent"]
-        thresholds = (*(Threshold(at=at) for at in warn_at), *kept)
-    found = list(budgets or ())
-    if limit_usd is not None or limit_gpu_hours is not None or (needed and not found):
-        check_limits("BudgetStopping", limit_usd, limit_gpu_hours)
-        found.insert(0, Budget(limit_usd=limit_usd, limit_gpu_hours=limit_gpu_hours, thresholds=thresholds))
-    check_distinct(found)
-    return found
-
-
-def _check_kinds(**given: Any) -> None:
-    for option, value in given.items():
-        fits, expected = _KINDS[option]
-        if value is not None and not fits(value):
-            raise config_error(f"BudgetStopping({option}={value!r}): expected {expected}.")
-
-
-def _listed(value: Any, kind: Any) -> bool:
-    return isinstance(value, (list, tuple)) and all(isinstance(each, kind) for each in value)
-
-
-_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "budgets": (lambda v: _listed(v, Budget), "Budget objects, such as [Budget(limit_usd=250)]"),
-    "warn_at": (lambda v: _listed(v, (int, float)), "a list of shares of the limit, such as [0.5, 0.8]"),
-    "webhook": (
-        lambda v: isinstance(v, str) and v.startswith(("https://", "http://")),
-        "a URL such as https://hooks.example/x",
-    ),
-    "on_alert": (callable, "a function of a verdict"),
-    "priors": (lambda v: isinstance(v, StopPriors), "StopPriors, such as StopPriors(save_ns=30_000_000_000)"),
-    "pot": (lambda v: isinstance(v, str) and v.strip() != "", "a folder or URL in which a pot lies"),
-}
 
 
 def _stopped(agreed: int, step: int) -> Verdict:
@@ -472,15 +428,6 @@ def _stopped(agreed: int, step: int) -> Verdict:
 def _restore(handler: Any) -> None:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
-
-
-def _touch(path: str | None) -> None:
-    if path:
-        try:
-            with open(path, "a", encoding="utf-8"):
-                pass
-        except OSError as error:
-            warn(f"cannot touch {path} ({error.strerror}): a launcher that looks there may start this run again.")
 
 
 def _nothing() -> None:
