@@ -117,7 +117,7 @@ def main(folder: Path, what: str) -> None:
             "step": trainer.global_step,
             "touched": data.touched,
             "code": code,
-            "reason": getattr(stopping._stop, "reason", None),
+            "reason": getattr(stopping.stopped_by, "reason", None),
             "signal": str(signal.getsignal(signal.SIGTERM)),
             "lived_s": (now_ns() - (process_start_ns() or 0)) / NS_PER_S,
         }

@@ -137,6 +137,33 @@ def test_the_loggers_own_alert_and_summary_are_used(clock: ManualClock, tmp_path
     assert "limit of $10.00" in logger.experiment.summary["costguard/stopped_because"]
 
 
+class Hangs(Wandb):
+    """From the stop's alert on its `save` does not come back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on, self.begun, self.done = threading.Event(), 0, 0
+
+    def save(self) -> None:
+        if not self.alerts:
+            return
+        self.begun += 1
+        self.go_on.wait(60)
+        self.done += 1
+
+
+def test_a_logger_that_does_not_flush_is_left_behind(clock: ManualClock, tmp_path: Path) -> None:
+    """It gets the time that the money lasts; then the stop goes on without it, and says so."""
+    logger = Hangs()
+    with pytest.warns(CostguardWarning, match="Hangs did not flush"):
+        train(tmp_path, Ticking(clock), guard(), logger=logger)
+    assert (logger.begun, logger.done) == (1, 0)
+    logger.go_on.set()
+    logger.save()
+    assert logger.begun == 2, "its methods are its own again"
+    kept(tmp_path, 10, clock)
+
+
 def test_thresholds_speak_once_over_five_restarts(clock: ManualClock, tmp_path: Path) -> None:
     """Six attempts of one run pass the same thresholds: each is said once; raising the limit says them again."""
     heard: list[str] = []

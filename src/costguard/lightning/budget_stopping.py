@@ -21,6 +21,7 @@ from costguard.lightning.budget_watch import BudgetWatch
 from costguard.lightning.cost_monitor import CostMonitor
 from costguard.lightning.joining import callbacks_of
 from costguard.lightning.orderly_stop import OrderlyStop
+from costguard.lightning.own_monitor import OwnMonitor
 from costguard.lightning.releasing import OnStop
 from costguard.lightning.run import Run
 from costguard.lightning.shield import shielded
@@ -99,7 +100,7 @@ class BudgetStopping(Callback):
         self._on_alert = on_alert
         self._on_stop = OnStop("BudgetStopping", on_stop, on_stop_when, disk_survives=disk_survives)
         self._priors = priors or StopPriors()
-        self._added: _Added | None = None
+        self._added: OwnMonitor | None = None
         self._said = dict(vars(self))
         self._begin()
 
@@ -152,7 +153,7 @@ class BudgetStopping(Callback):
         if found is None:
             # The same in each fit of this callback, so that they are one run. Lightning goes through this very list,
             # so that it is set up after this.
-            self._added = found = self._added or _Added()
+            self._added = found = self._added or OwnMonitor()
             self._added.trainer = trainer
             callbacks.append(found)
         return found
@@ -280,26 +281,6 @@ class BudgetStopping(Callback):
         self._close_pot()
         self._restore_signal = _nothing
         private.restore_hooks(self)
-
-
-class _Added(CostMonitor):
-    """The monitor of a Trainer that has none of its own; it is taken out of the list when the fit has ended.
-
-    Not before: an exception's checkpoint must still say which run wrote it. The list is replaced, since Lightning may
-    be going through it.
-    """
-
-    trainer: Trainer | None = None
-
-    def _leave(self) -> None:
-        super()._leave()
-        self.withdraw()
-
-    def withdraw(self) -> None:
-        """Be in the list no more."""
-        trainer, self.trainer = self.trainer, None
-        if trainer is not None:
-            trainer.callbacks = [each for each in callbacks_of(trainer) if each is not self]  # type: ignore[attr-defined]
 
 
 def _restore(handler: Any) -> None:

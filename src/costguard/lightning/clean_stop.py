@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
+from costguard.errors import warn
 from costguard.lightning import private
+from costguard.lightning.instances import Instances
 
 FLUSH_CAP_S = 60.0
 """Longest that loggers may take to flush."""
@@ -73,19 +75,46 @@ def _local(parameter: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def flush_loggers(loggers: Iterable[Any], cap_s: float = FLUSH_CAP_S) -> list[str]:
+def flush_loggers(loggers: Iterable[Any], cap_s: float = FLUSH_CAP_S) -> list[Any]:
     """Let each logger write what it holds, each on a thread of its own, and wait for them for a limited time.
 
     Returns:
-        Names of those that were not done in time.
+        Those that were not done in time.
     """
-    threads = [(type(each).__name__, threading.Thread(target=_save, args=[each], daemon=True)) for each in loggers]
+    threads = [(each, threading.Thread(target=_save, args=[each], daemon=True)) for each in loggers]
     for _, thread in threads:
         thread.start()
     end = time.monotonic() + cap_s
     for _, thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
-    return [name for name, thread in threads if thread.is_alive()]
+    return [each for each, thread in threads if thread.is_alive()]
+
+
+def leave_out(logger: Any, then: Callable[[], Any]) -> None:
+    """Ask a logger that does not answer for nothing more: Lightning's own wait for it has no end.
+
+    Args:
+        logger: The logger; its methods are as before once Lightning has finalized it.
+        then: Called at that moment.
+    """
+    out = Instances()
+
+    def skip(*_: Any, **__: Any) -> None:
+        out.put_back()
+        then()
+
+    out.wrap(logger, "save", lambda _: lambda *a, **k: None)
+    out.wrap(logger, "finalize", lambda _: skip)
+
+
+def touch(path: str | None) -> None:
+    """Create a file where a path is given, or warn."""
+    if path:
+        try:
+            with open(path, "a", encoding="utf-8"):
+                pass
+        except OSError as error:
+            warn(f"cannot touch {path} ({error.strerror}): a launcher that looks there may start this run again.")
 
 
 def _save(logger: Any) -> None:

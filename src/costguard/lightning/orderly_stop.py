@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -44,6 +45,7 @@ class OrderlyStop:
         self._exit = Instances()
         self._muted = Instances()
         self._put_back: Callable[[], None] | None = None
+        self._end: StoppedForGood | None = None
 
     def stop(self, why: Verdict, step: int, *, for_good: bool) -> None:
         """Stop here.
@@ -70,11 +72,13 @@ class OrderlyStop:
             warn(f"stopped at step {step} without a checkpoint: weights are not finite; the last one stays.")
         if for_good:
             private.never_requeue(trainer)
-            _touch(os.environ.get(_FLAG_FILE))
+            clean_stop.touch(os.environ.get(_FLAG_FILE))
         if not for_good or self._on_breach == "exit" or (self._on_breach == "auto" and self._run.supervised):
             self._exit_after_fit(StoppedForGood(why.message, STOPPED_CODE if for_good else TERMINATED_CODE))
 
     def _exit_after_fit(self, end: StoppedForGood) -> None:
+        self._end = end
+
         def then_exit(original: Callable[..., Any]) -> Callable[..., Any]:
             def last(*args: Any, **kwargs: Any) -> Any:
                 self.call_off_exit()
@@ -95,7 +99,15 @@ class OrderlyStop:
         self._say_in_loggers(why)
         late = clean_stop.flush_loggers(self._trainer.loggers, cap_s)
         if late:
-            warn(f"{', '.join(late)} did not flush in {cap_s:.0f} s; the stop goes on without.")
+            names = ", ".join(type(each).__name__ for each in late)
+            warn(f"{names} did not flush in {cap_s:.0f} s; the stop goes on without.")
+        for each in late:
+            clean_stop.leave_out(each, partial(self._exit_if_last, each))
+
+    def _exit_if_last(self, logger: Any) -> None:
+        if self._end is not None and private.last_of_fit(self._trainer)[0] is logger:
+            self.call_off_exit()
+            raise self._end
 
     @shielded
     def _say_in_loggers(self, why: Verdict) -> None:
@@ -111,15 +123,6 @@ class OrderlyStop:
         put_back, self._put_back = self._put_back, None
         if put_back is not None:
             put_back()
-
-
-def _touch(path: str | None) -> None:
-    if path:
-        try:
-            with open(path, "a", encoding="utf-8"):
-                pass
-        except OSError as error:
-            warn(f"cannot touch {path} ({error.strerror}): a launcher that looks there may start this run again.")
 
 
 def _nothing() -> None:
