@@ -35,6 +35,7 @@ from costguard import Budget, BudgetStopping, CostguardWarning, Price, PriceBook
 from costguard.clock import SystemClock
 from costguard.errors import ConfigError, CostguardError, PotError, StartRefused, StoppedForGood
 from costguard.ledger.control import ControlLog
+from costguard.lightning.budget_watch import BudgetWatch
 from costguard.policies.reserve import StopPriors
 from costguard.pots import Pot
 from costguard.testing import ManualClock
@@ -335,8 +336,55 @@ def test_training_goes_on_from_the_last_checkpoint_with_a_raised_limit(clock: Ma
     assert first["rework_steps"] == 0
     assert second["first_step"] == first["last_step"]
     assert trainer.global_step == first["last_step"] + module.trained
-    (raised,) = [d for d in ControlLog(str(run_folders(tmp_path)[0])).decisions() if d.kind == "raise"]
-    assert (raised.fields["from"], raised.fields["to"]) == ("10", "20")
+    (lifted,) = [d for d in ControlLog(str(run_folders(tmp_path)[0])).decisions() if d.kind == "resume"]
+    assert (lifted.fields["from"], lifted.fields["to"]) == ("10", "20")
+
+
+def test_a_limit_that_is_lowered_again_holds(clock: ManualClock, tmp_path: Path) -> None:
+    """A slip of the keyboard in between is no raise that stays."""
+    cost = {"usd_per_gpu_hour": DOLLAR_A_SECOND, "run_id": "r"}
+    train(tmp_path, Ticking(clock), monitor(**cost), guard())
+    train(tmp_path, Ticking(clock), monitor(**cost), guard(limit_usd=1000), max_steps=3)
+    last = guard(limit_usd=30)
+    train(tmp_path, Ticking(clock), monitor(**cost), last, max_steps=1000)
+    assert last.stopped_by is not None
+    kept(tmp_path, 30, clock)
+
+
+def test_a_full_disk_at_the_stop_is_told_and_the_run_stops(
+    clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stop cannot be written down: a warning, the last checkpoint, and the end, all the same."""
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ControlLog, "append", full)
+    stopping = guard()
+    with pytest.warns(CostguardWarning, match="could not be written down"):
+        train(tmp_path, Ticking(clock), monitor(usd_per_gpu_hour=DOLLAR_A_SECOND), stopping)
+    assert stopping.stopped_by is not None
+    assert stop_checkpoint(tmp_path)
+
+
+def test_a_budget_that_cannot_be_looked_at_is_told_and_stops(
+    clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Enforcement that fails is never silent: a warning at once, a stop when it lasts."""
+    looks = iter([BudgetWatch.judge])
+
+    def judge(self: BudgetWatch, step: int) -> Any:
+        look = next(looks, None)
+        if look is None:
+            raise PermissionError("neighbours")
+        return look(self, step)
+
+    monkeypatch.setattr(BudgetWatch, "judge", judge)
+    stopping = guard(limit_usd=1000)
+    with pytest.warns(CostguardWarning, match="cannot be looked at"):
+        train(tmp_path, Ticking(clock), monitor(usd_per_gpu_hour=DOLLAR_A_SECOND), stopping, max_steps=3000)
+    assert stopping.stopped_by is not None
+    assert stopping.stopped_by.reason == "not_enforceable"
 
 
 @pytest.mark.parametrize("first", ["monitor", "guard"])

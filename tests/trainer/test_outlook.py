@@ -13,7 +13,7 @@ from costguard import CostguardWarning, CostMonitor
 from costguard.cli.main import main
 from costguard.ledger.places import read_folder
 from costguard.lightning import growth_watch, outlook
-from costguard.policies import growth, progress
+from costguard.policies import progress
 from helpers import LIGHTNING_WARNINGS, Multiplying, loader, monitor, quiet_trainer, receipt_of, run_folders
 
 pytestmark = pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
@@ -79,23 +79,21 @@ def test_behind_plan_and_over_cost_is_told(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.usefixtures("often")
 def test_an_hour_that_is_far_off_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hours of a tenth of a second here, after eight of which one costs twenty times as much."""
+    """Hours of a tenth of a second here, after more than eight of which a gigabyte of checkpoints is written at once."""
     monkeypatch.setattr(growth_watch, "NS_PER_HOUR", 100_000_000)
-    monkeypatch.setattr(growth, "_FLOORS", {"usd": 0.01, "gpu_hours": 0.01, "tokens": 1.0, "bytes": 1e12})
+    cost = monitor()
 
-    class Hangs(Slow):
+    class Writes(Slow):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            import time
-
-            if self.global_step == 45:
-                time.sleep(2)
+            if self.global_step == 55 and cost.metered is not None:
+                cost.metered.checkpoint_bytes += 5 * 10**9
             return super().training_step(batch, batch_idx)
 
-    trainer = quiet_trainer(tmp_path, monitor(usd_per_gpu_hour=3600), max_steps=50, max_epochs=-1)
+    trainer = quiet_trainer(tmp_path, cost, max_steps=65, max_epochs=-1)
     with pytest.warns(CostguardWarning, match="grew by"):
-        trainer.fit(Hangs(), loader(50))
-    verdicts = [v for v in receipt_of(tmp_path)["verdicts"] if v["kind"] == "growth"]
-    assert verdicts[0]["message"].startswith("Money grew by")
+        trainer.fit(Writes(), loader(65))
+    (verdict,) = [v for v in receipt_of(tmp_path)["verdicts"] if v["kind"] == "growth"]
+    assert verdict["message"].startswith("Checkpoint bytes grew by")
 
 
 @pytest.mark.usefixtures("often")

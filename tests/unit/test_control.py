@@ -112,7 +112,8 @@ KINDS = st.sampled_from(["stop", "raise", "resume"])
 @given(st.lists(KINDS, max_size=12))
 def test_a_stop_stands_until_something_comes_after_it(kinds: list[str]) -> None:
     """Whatever came before: only the last word counts."""
-    decisions = [Decision(n, kind, {"to": "1", "budget": "b"}) for n, kind in enumerate(kinds, 1)]
+    fields = {"to": "1", "budget": "b", "evidence": {"budget": "b"}}
+    decisions = [Decision(n, kind, fields) for n, kind in enumerate(kinds, 1)]
     stop = standing_stop(decisions)
     assert (stop is not None) == (bool(kinds) and kinds[-1] == "stop")
     if stop is not None:
@@ -121,11 +122,25 @@ def test_a_stop_stands_until_something_comes_after_it(kinds: list[str]) -> None:
 
 def test_each_budget_has_its_own_raises() -> None:
     """The last raise of this budget; another's says nothing about it."""
-    said = [("a", "20"), ("b", "99"), ("a", "30.5")]
-    decisions = [Decision(n, "raise", {"budget": b, "to": to}) for n, (b, to) in enumerate(said, 1)]
-    assert raised_limit(decisions, "a") == Fraction(61, 2)
-    assert raised_limit(decisions, "b") == 99
-    assert raised_limit(decisions, "c") is None
+    said = [("a", "10", "20"), ("b", "1", "99"), ("a", "20", "30.5")]
+    decisions = [Decision(n, "raise", {"budget": b, "from": a, "to": to}) for n, (b, a, to) in enumerate(said, 1)]
+    assert raised_limit(decisions, "a", Fraction(10)) == Fraction(61, 2)
+    assert raised_limit(decisions, "b", Fraction(1)) == 99
+    assert raised_limit(decisions, "c", Fraction(7)) == 7
+
+
+def test_a_limit_that_is_stated_anew_is_the_last_word() -> None:
+    """What was raised from 10 says nothing about 12, nor about 1000 that was a slip and is 30 now."""
+    raised = [Decision(1, "raise", {"budget": "a", "from": "10", "to": "20"})]
+    assert [raised_limit(raised, "a", Fraction(n)) for n in (10, 12, 30)] == [20, 12, 30]
+
+
+def test_raising_another_budget_lifts_no_stop() -> None:
+    """The stop names its budget."""
+    stop = Decision(1, "stop", {"evidence": {"budget": "run/usd/billed"}})
+    other, own = (Decision(2, "raise", {"budget": b}) for b in ("day/usd/billed", "run/usd/billed"))
+    assert standing_stop([stop, other]) is stop
+    assert standing_stop([stop, own]) is None
 
 
 def test_who_finds_out_late_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from costguard.ledger.store_files import files_of
 from costguard.units import NS_PER_HOUR, format_money, parse_money, plain, round_money
 
 SCHEMA_VERSION = 1
-OK, BREACHED = 0, 3
+OK, BREACHED, UNKNOWN = 0, 3, 5
 _EVER_NS = 1 << 62
 
 
@@ -27,7 +27,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name, text in (
         ("show", "limits, what is spent, and what was decided"),
-        ("check", "exit 3 if a limit is reached or the run is stopped for good, for CI"),
+        ("check", "exit 3 if a limit is reached or the run is stopped for good, 5 if unknown; for CI"),
     ):
         reading = actions.add_parser(name, help=text)
         reading.add_argument("run_dir", help="folder or URL of the run")
@@ -55,7 +55,8 @@ def _check(arguments: argparse.Namespace) -> int:
     data = _read(arguments.run_dir)
     breached = data["stopped"] is not None or any(budget["reached"] for budget in data["budgets"])
     print(json.dumps({**data, "breached": breached}, indent=2) if arguments.json else _text(data))
-    return BREACHED if breached else OK
+    unknown = any(budget["reached"] is None for budget in data["budgets"])
+    return BREACHED if breached else UNKNOWN if unknown else OK
 
 
 def _reason(arguments: argparse.Namespace) -> str:
@@ -108,7 +109,7 @@ def _resume(arguments: argparse.Namespace) -> int:
 def _limits(account: RunAccount, control: ControlLog) -> dict[str, Fraction]:
     said = (account.fact("budget") or {}).get("limits", {})
     decisions = control.decisions()
-    return {key: max(Fraction(limit), raised_limit(decisions, key) or Fraction(0)) for key, limit in said.items()}
+    return {key: raised_limit(decisions, key, Fraction(limit)) for key, limit in said.items()}
 
 
 def _read(place: str) -> dict[str, Any]:
@@ -116,27 +117,30 @@ def _read(place: str) -> dict[str, Any]:
     control = ControlLog(folder, files_of(folder))
     stop = standing_stop(control.decisions())
     spent = spent_by(account, 0, _EVER_NS)
+    rates = (account.fact("budget") or {}).get("rates", {})
     return {
         "schema_version": SCHEMA_VERSION,
         "run": account.run_id,
         "dir": folder,
-        "budgets": [_budget(key, limit, spent) for key, limit in _limits(account, control).items()],
+        "budgets": [_budget(key, limit, spent, rates.get(key)) for key, limit in _limits(account, control).items()],
+        "pot": (account.fact("pot") or {}).get("url"),
         "stopped": None if stop is None else {"at": stop.fields["at"], "message": stop.fields.get("message")},
         "decisions": [{"number": d.number, **d.fields} for d in control.decisions()],
     }
 
 
-def _budget(key: str, limit: Fraction, spent: Spent) -> dict[str, Any]:
+def _budget(key: str, limit: Fraction, spent: Spent, rate: str | None) -> dict[str, Any]:
     scope, unit, _ = key.rsplit("/", 2)
     used: Fraction | None = None
     if scope == "run":  # what other runs have spent is known only where they lie
         hours = Fraction(spent.amount.device_ns, NS_PER_HOUR)
-        used = hours if unit == "gpu_hours" else spent.amount.money
+        money = None if spent.unpriced_ns or spent.amount.money is None else spent.amount.money * Fraction(rate or 1)
+        used = hours if unit == "gpu_hours" else money
     return {
         "budget": key,
         "limit": plain(round_money(limit)),
         "spent": None if used is None else plain(round_money(used)),
-        "reached": used is not None and used >= limit,
+        "reached": None if used is None else used >= limit,
     }
 
 
@@ -146,7 +150,9 @@ def _text(data: Mapping[str, Any]) -> str:
         unit = budget["budget"].rsplit("/", 2)[1]
         limit, spent = (_amount(budget[name], unit) for name in ("limit", "spent"))
         lines.append(f"{budget['budget']}: {spent} of {limit}" + ("   REACHED" if budget["reached"] else ""))
-    if not data["budgets"]:
+    if data["pot"] is not None:
+        lines.append(f"holds credit of the pot {data['pot']}; `costguard pot show` has its figures")
+    if not data["budgets"] and data["pot"] is None:
         lines.append("no budget: nothing limits this run; add BudgetStopping(limit_usd=...) to its Trainer")
     if data["stopped"] is not None:
         lines.append(f"STOPPED for good at {data['stopped']['at']}: {data['stopped']['message']}")

@@ -108,20 +108,36 @@ class ControlLog:
 
 
 def standing_stop(decisions: Sequence[Decision]) -> Decision | None:
-    """The stop that still holds: the last one, unless a limit was raised or the run resumed since."""
-    last = decisions[-1] if decisions else None
-    return last if last is not None and last.kind == "stop" else None
+    """The stop that still holds: the last one, unless its own limit was raised or the run resumed since."""
+    stop: Decision | None = None
+    for decision in decisions:
+        if decision.kind == "stop":
+            stop = decision
+        elif decision.kind == "resume" or (stop is not None and _limits(stop) == decision.fields.get("budget")):
+            stop = None
+    return stop
 
 
-def raised_limit(decisions: Sequence[Decision], budget: str) -> Fraction | None:
-    """The limit that a budget was last raised to by command, `None` if never.
+def _limits(stop: Decision) -> Any:
+    return stop.fields.get("evidence", {}).get("budget")
+
+
+def raised_limit(decisions: Sequence[Decision], budget: str, stated: Fraction) -> Fraction:
+    """The limit that holds: what is stated in the code, as it was raised by command since it was stated so.
+
+    A raise counts for the limit that it was made from; one that is stated anew, higher or lower, is the last word.
 
     Args:
         decisions: All decisions.
         budget: The budget's key.
+        stated: The limit in the code.
     """
-    raised = [d.fields["to"] for d in decisions if d.kind == "raise" and d.fields.get("budget") == budget]
-    return Fraction(raised[-1]) if raised else None
+    limit = stated
+    for decision in decisions:
+        if decision.kind == "raise" and decision.fields.get("budget") == budget:
+            if Fraction(decision.fields["from"]) == limit:
+                limit = Fraction(decision.fields["to"])
+    return limit
 
 
 def is_control(name: str) -> bool:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from costguard.ledger.account import RankAccount, RunAccount
 from costguard.ledger.files import Files
-from costguard.ledger.layout import FOLDER
+from costguard.ledger.layout import FOLDER, seats_in
 from costguard.ledger.places import read_folder
 from costguard.prices import PriceBook
 from costguard.records import Amount
@@ -101,9 +101,13 @@ class Neighbours:
         """Read them again; one whose attempts have all ended is read once more only if it has gained an attempt."""
         self.accounts = [account for name in self._names() if (account := self._account(name)) is not None]
 
-    def spent(self, wanted: Callable[[RunAccount], bool], begin_ns: int, end_ns: int) -> Spent:
-        """What those that are wanted cost in an interval of wall time."""
-        return _sum(spent_by(account, begin_ns, end_ns) for account in self.accounts if wanted(account))
+    def spent(self, wanted: Callable[[RunAccount], bool], begin_ns: int, end_ns: int, currency: str) -> Spent:
+        """What those that are wanted cost in an interval of wall time; money of another currency is unknown."""
+        return _sum(
+            _in_currency(account, spent_by(account, begin_ns, end_ns), currency)
+            for account in self.accounts
+            if wanted(account)
+        )
 
     def _names(self) -> Iterable[str]:
         return [name for name in self._files.listing(self._root) if name != self._own]
@@ -111,7 +115,7 @@ class Neighbours:
     def _account(self, name: str) -> RunAccount | None:
         folder = os.path.join(self._root, name)
         known = self._closed.get(name)
-        if known is not None and len(self._files.listing(folder)) == len(known.ranks) * 2:
+        if known is not None and len(seats_in(self._files.listing(folder))) == len(known.ranks):
             return known
         account = read_folder(folder, self._files)
         if not account.ranks:
@@ -119,6 +123,12 @@ class Neighbours:
         if all(rank.status == "closed" for rank in account.ranks):
             self._closed[name] = account
         return account
+
+
+def _in_currency(account: RunAccount, spent: Spent, currency: str) -> Spent:
+    if all(book.currency == currency for book in account.books.values() if book.prices):
+        return spent
+    return Spent(Amount(money=Fraction(0), device_ns=spent.amount.device_ns), spent.amount.device_ns)
 
 
 def _sum(parts: Iterable[Spent]) -> Spent:

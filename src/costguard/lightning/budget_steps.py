@@ -6,16 +6,20 @@ from collections.abc import Iterable, Sequence
 
 from lightning.pytorch import Trainer
 
+from costguard.errors import warn
 from costguard.lightning import private
 from costguard.lightning.agreement import Agreement
 from costguard.lightning.budget_watch import BudgetWatch
 from costguard.lightning.orderly_stop import OrderlyStop
 from costguard.lightning.run import Run
-from costguard.lightning.shield import shielded
 from costguard.lightning.telling import Teller
 from costguard.records import Action, Activity, Verdict
+from costguard.units import NS_PER_S
 
 BY_SIGNAL, BY_BUDGET = 1, 2
+BLIND_LOOK_NS = 5 * NS_PER_S
+BLIND_FOR_NS = 120 * NS_PER_S
+"""How long a run goes on whose budget cannot be looked at: chosen."""
 _CHECKPOINT, _METERING, _VALIDATION = (int(a) for a in (Activity.CHECKPOINT, Activity.METERING, Activity.VALIDATION))
 
 
@@ -53,6 +57,8 @@ class BudgetSteps:
         self._automatic = trainer.lightning_module.automatic_optimization
         self._counts_steps = False
         self._validates = trainer.enable_validation
+        self._blind_since_ns: int | None = None
+        self._batches = 0
         self._ahead_from = 0
         self._paused_ns = self._validated_ns = 0
         self._count_pauses(trainer.num_sanity_val_batches)
@@ -61,8 +67,9 @@ class BudgetSteps:
         """A batch is done.
 
         Args:
-            step: Optimizer step.
+            step: Optimizer step by Lightning's own counter: what is metered may fail on one rank, and ranks must agree.
         """
+        self._batches += 1
         if self.stop is not None or (step == self._step and (self._counts_steps or self._automatic)):
             return
         # Who steps a bare optimizer by hand moves no counter of Lightning's: then each batch may be a step.
@@ -89,7 +96,7 @@ class BudgetSteps:
 
     def _before_validation(self) -> int:
         """Nothing can stop a validation once it runs, so all ranks decide before it, if one follows this step."""
-        batches = self._meter.state.counters.batches
+        batches = self._batches
         if batches < self._ahead_from:
             return 0
         ahead, accumulate = private.batches_to_validation(self._trainer), self._trainer.accumulate_grad_batches
@@ -115,7 +122,6 @@ class BudgetSteps:
                 self._watch.validation_took(validation, int(batches))
         return since
 
-    @shielded
     def _look_ahead(self, watch: BudgetWatch, batches: float) -> None:
         """Before a validation: stop here if it cannot be paid for."""
         if batches != float("inf"):
@@ -126,14 +132,34 @@ class BudgetSteps:
             if self.proposed is None:
                 watch.ahead_ns = 0
 
-    @shielded
     def _look(self, watch: BudgetWatch) -> None:
-        verdicts = watch.judge(self._step)
+        try:
+            verdicts = watch.judge(self._step)
+            self._blind_since_ns = None
+        except Exception as error:  # files, stores and prices may fail in any way
+            verdicts = self._blind(watch, error)
         stop = next((v for v in verdicts if v.action is Action.STOP), None)
         if stop is not None:
             self.proposed = stop
             self._agreement.vote(BY_BUDGET)
         self.tell([v for v in verdicts if v.action is not Action.STOP])
+
+    def _blind(self, watch: BudgetWatch, error: Exception) -> tuple[Verdict, ...]:
+        """The budgets cannot be looked at: this is told at once, and a run that stays so is stopped."""
+        now = self._meter.now_ns()
+        watch.next_look_ns = now + BLIND_LOOK_NS
+        if self._blind_since_ns is None:
+            self._blind_since_ns = now
+            warn(
+                f"the budget cannot be looked at ({type(error).__name__}: {error}); the run is stopped if that lasts "
+                f"{BLIND_FOR_NS / NS_PER_S:.0f} s."
+            )
+        if now - self._blind_since_ns < BLIND_FOR_NS:
+            return ()
+        message = (
+            f"The budget could not be looked at for {BLIND_FOR_NS / NS_PER_S:.0f} s ({type(error).__name__}: {error})."
+        )
+        return (Verdict(kind="budget", action=Action.STOP, reason="not_enforceable", message=message, step=self._step),)
 
     def tell(self, verdicts: Sequence[Verdict], *, closing: bool = False) -> None:
         """Write verdicts down, and tell people what is due.
@@ -159,9 +185,21 @@ class BudgetSteps:
         self.stop = stop
         if self._watch is not None and for_good:
             # First of all, so that it stays stopped whatever happens from here on.
-            self.stop = stop = self._watch.stop(stop)
+            self.stop = stop = _write_down(self._watch, stop)
             self.tell([stop])
         self._ending.stop(stop, self._step, for_good=for_good)
+
+
+def _write_down(watch: BudgetWatch, stop: Verdict) -> Verdict:
+    """Write the stop down; one that cannot be written is told, and carried out all the same: other ranks wait."""
+    try:
+        return watch.stop(stop)
+    except Exception as error:  # a full disk, a store that is away
+        warn(
+            f"the stop could not be written down ({type(error).__name__}: {error}): it is carried out, but whoever "
+            "starts this run again is not refused; free space there."
+        )
+        return stop
 
 
 def _stopped(agreed: int, step: int) -> Verdict:

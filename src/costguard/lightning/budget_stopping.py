@@ -24,7 +24,7 @@ from costguard.lightning.orderly_stop import OrderlyStop
 from costguard.lightning.own_monitor import OwnMonitor
 from costguard.lightning.releasing import OnStop
 from costguard.lightning.run import Run
-from costguard.lightning.shield import shielded
+from costguard.lightning.shield import metering, shielded
 from costguard.lightning.telling import OnAlert, Teller
 from costguard.policies.alerts import AlertState
 from costguard.policies.budget import Budget
@@ -171,6 +171,9 @@ class BudgetStopping(Callback):
                 self._watch = BudgetWatch(run, self._budgets, self._priors, self._pot, self._on_store_down)
                 self._watch.restarts = 0 if self._on_breach == "return" else restarts_left(os.environ)
                 refusal = self._watch.refusal()
+                if refusal is None:
+                    self._watch.lift()
+                    self._watch.write()
             except BaseException as error:  # the other ranks wait for word
                 problem = error
         message, failed = trainer.strategy.broadcast(
@@ -187,8 +190,6 @@ class BudgetStopping(Callback):
                 print(f"costguard: {message}", flush=True)
             raise StartRefused(message)
         if self._watch is not None:
-            self._watch.lift()
-            self._watch.write()
             alerts = AlertState.from_json(self._watch.alerts).next_attempt() if self._watch.alerts else None
             self._teller = Teller(trainer.loggers, self._webhook, self._on_alert, alerts)
 
@@ -236,6 +237,7 @@ class BudgetStopping(Callback):
 
     # -- the end ----------------------------------------------------------------------------------------------
 
+    @shielded
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Training is over: what waits is told, loggers are flushed."""
         if self._ending is not None and self._steps is not None and self._steps.stop is not None:
@@ -250,7 +252,11 @@ class BudgetStopping(Callback):
     def _patience_s(self, most_s: float) -> float:
         """How long to wait for others: at a stop not longer than the money lasts, but a moment."""
         stopped = self._steps is not None and self._steps.stop is not None
-        patience_ns = self._watch.patience_ns() if self._watch is not None and stopped else None
+        patience_ns = None
+        if self._watch is not None and stopped:
+            patience_ns = 0
+            with metering():
+                patience_ns = self._watch.patience_ns()
         return most_s if patience_ns is None else min(most_s, max(LEAST_PATIENCE_S, patience_ns / NS_PER_S))
 
     @shielded

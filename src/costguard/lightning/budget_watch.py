@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from costguard.days import day_of, zone_argument
+from costguard.errors import config_error
 from costguard.ledger.account import RunAccount
 from costguard.ledger.control import ControlLog, Decision, raised_limit, standing_stop
 from costguard.ledger.spending import Neighbours, Spent
@@ -19,7 +20,7 @@ from costguard.policies.budget import Budget, Facts, Mark, admit, check_enforcea
 from costguard.policies.progress import progress_of
 from costguard.policies.reserve import QUANTILE, Reserve, StopPriors, StopSamples, price_of_stopping, upper_bound
 from costguard.records import Action, Amount, Verdict
-from costguard.units import NS_PER_S, plain, round_money
+from costguard.units import NS_PER_S, parse_money, plain, round_money
 
 LOOK_EVERY_NS = 5 * NS_PER_S
 """Longest time between two looks."""
@@ -77,8 +78,8 @@ class BudgetWatch:
         self.pot = PotWatch(pot, run, on_store_down) if pot is not None else None
 
     def _as_raised(self, budget: Budget) -> Budget:
-        raised = raised_limit(self._decisions, budget.key)
-        if raised is None or raised <= budget.limit:
+        raised = raised_limit(self._decisions, budget.key, budget.limit)
+        if raised == budget.limit:
             return budget
         text = plain(round_money(raised))
         return replace(budget, limit_usd=text) if budget.in_money else replace(budget, limit_gpu_hours=text)
@@ -95,6 +96,7 @@ class BudgetWatch:
         self._admission_ns = meter.now_ns() - meter.state.start_ns
         for budget in self.budgets:
             check_enforceable(budget, priced=bool(book.prices), currency=book.currency)
+            _check_tagged(budget, self._run.config.tags)
         stop = standing_stop(self._decisions)
         facts, start = self.facts(), self._start_amount()
         for budget in self.budgets:
@@ -127,11 +129,9 @@ class BudgetWatch:
             return
         evidence = stop.fields.get("evidence", {})
         budget = next((b for b in self.budgets if b.key == evidence.get("budget")), None)
-        if budget is not None and budget.limit > Fraction(evidence["limit"]):
-            said = {"budget": budget.key, "from": evidence["limit"], "to": plain(round_money(budget.limit))}
-            self._control.append("raise", why=self._lifted_by, **said)
-        else:
-            self._control.append("resume", why=self._lifted_by)
+        said = {} if budget is None else {"budget": budget.key, "from": evidence.get("limit")}
+        to = {} if budget is None else {"to": plain(round_money(budget.limit))}
+        self._control.append("resume", why=self._lifted_by, **said, **to)
 
     def _start_amount(self) -> Amount | None:
         if not self._earlier.starts_ns:
@@ -237,7 +237,8 @@ class BudgetWatch:
         """Keep what must outlive this process."""
         marks = [mark.to_json() for mark in sorted(self._fired, key=lambda m: (m.budget, m.window, m.reason))]
         limits = {budget.key: plain(round_money(budget.limit)) for budget in self.budgets}
-        self._run.writer.fact("budget", marks=marks, limits=limits, alerts=self.alerts)
+        rates = {b.key: str(Fraction(parse_money(b.usd_rate))) for b in self.budgets if b.usd_rate is not None}
+        self._run.writer.fact("budget", marks=marks, limits=limits, rates=rates, alerts=self.alerts)
 
     def stop(self, verdict: Verdict) -> Verdict:
         """Write down that the run is stopped for good, with what stopping is expected to take."""
@@ -296,7 +297,9 @@ class BudgetWatch:
         own = run.live.spent(run.meter.state, run.meter.now_ns(), begin_ns)
         if budget.scope == "run":
             return own
-        return own.plus(self._neighbours.spent(_shares(budget, run.config.tags), begin_ns, wall_ns))
+        return own.plus(
+            self._neighbours.spent(_shares(budget, run.config.tags), begin_ns, wall_ns, run.config.book.currency)
+        )
 
     def _look_around(self, wall_ns: int) -> None:
         if wall_ns >= self._neighbours_at_ns and any(budget.scope != "run" for budget in self.budgets):
@@ -347,15 +350,24 @@ def _shares(budget: Budget, tags: Mapping[str, str]) -> Callable[[RunAccount], b
     if budget.scope == "day":
         return lambda account: True
     tag = budget.scope.removeprefix("tag:")
-    return lambda account: account.ranks[-1].header.get("tags", {}).get(tag, "") == tags.get(tag, "")
+    return lambda account: account.ranks[-1].header.get("tags", {}).get(tag) == tags[tag]
+
+
+def _check_tagged(budget: Budget, tags: Mapping[str, str]) -> None:
+    tag = budget.scope.removeprefix("tag:")
+    if budget.scope not in ("run", "day") and tag not in tags:
+        raise config_error(
+            f"Budget(scope={budget.scope!r}): this run has no tag {tag!r}, so which runs share the budget is unknown; "
+            f"add CostMonitor(tags={{{tag!r}: ...}})."
+        )
 
 
 def _still_stopped(stop: Decision, run: Run) -> Verdict:
     """A stop holds until its limit is raised, here or by command."""
     message = (
         f"Not started: this run was stopped for good at {stop.fields['at']} ({stop.fields.get('message', 'stopped')}) "
-        f"Raise the limit, or `costguard budget raise {run.writer.folder}`, or let it go on with "
-        f"`costguard budget resume {run.writer.folder}`."
+        f"Raise the limit in the code, or by `costguard budget raise {run.writer.folder} --to LIMIT --why REASON`, or "
+        f"let it go on with `costguard budget resume {run.writer.folder} --why REASON`."
     )
     return Verdict(
         kind="budget",

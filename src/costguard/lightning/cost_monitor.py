@@ -238,6 +238,7 @@ class CostMonitor(Callback):
 
         return teardown
 
+    @shielded
     def _leave(self) -> None:
         self._instances.put_back()
         private.restore_hooks(self)
@@ -309,9 +310,9 @@ class CostMonitor(Callback):
                     self._tick(trainer, training)
         except Exception as error:  # as `shielded` does, without its cost at each batch
             tell("on_train_batch_end", error)
-        # Whoever else of costguard acts after a batch; a hook of its own would cost each batch several microseconds.
+        # Others of costguard act here; a hook of their own would cost each batch several microseconds.
         for act in run.after_batch:
-            act(run.meter.state.counters.step)
+            act(training.steps.step())
 
     def _tick(self, trainer: Trainer, training: Training) -> None:
         figures = training.tick()

@@ -34,7 +34,7 @@ class DeviceSide:
         self._watch = watch
         self._next_fact_ns = 0
         self._judge_at_ns = JUDGED_AFTER_NS
-        self._judged: str | None = None
+        self._judged: set[str] = set()
         if watch is not None:
             watch.start()
 
@@ -90,8 +90,8 @@ class DeviceSide:
             self._tell_once(verdict)
 
     def _tell_once(self, verdict: Verdict) -> None:
-        if verdict.reason != self._judged:
-            self._judged = verdict.reason
+        if verdict.reason not in self._judged:
+            self._judged.add(verdict.reason)
             self.tell(verdict)
 
     def tell(self, verdict: Verdict, say: Callable[[str], Any] = warn) -> None:

@@ -32,7 +32,8 @@ class GrowthWatch:
         self._buckets: dict[str, list[Bucket]] = {self._spend.name: [], self._bytes.name: []}
         self._before: dict[str, float | None] = {}
         self._next_hour_ns = run.meter.now_ns() + NS_PER_HOUR
-        self._line = None if not per_day else DailyLine(meter="money", per_day=plain(round_money(per_day)))
+        in_dollars = per_day is not None and run.config.book.currency == "USD"
+        self._line = DailyLine(meter="money", per_day=plain(round_money(per_day))) if in_dollars and per_day else None
         said = (run.account().fact("daily") or {}).get("said", ())
         self._said = frozenset(DayMark.from_json(mark) for mark in said)
         self._next_day_ns = 0
@@ -43,8 +44,10 @@ class GrowthWatch:
         if not self._before:
             self._before = self._counted(figures)
         if now >= self._next_hour_ns:
-            self._next_hour_ns += NS_PER_HOUR
-            found += self._hour(figures)
+            # Between two batches may lie a long pause: what was counted in it is spread over its hours.
+            hours = 1 + (now - self._next_hour_ns) // NS_PER_HOUR
+            self._next_hour_ns = now + NS_PER_HOUR
+            found += self._hour(figures, hours)
         if self._line is not None and now >= self._next_day_ns:
             self._next_day_ns = now + DAY_EVERY_NS
             found += self._day(self._line, now)
@@ -57,7 +60,7 @@ class GrowthWatch:
             self._bytes.name: float(self._run.checkpoint_bytes),
         }
 
-    def _hour(self, figures: Figures) -> list[Verdict]:
+    def _hour(self, figures: Figures, hours: int) -> list[Verdict]:
         counted, before = self._counted(figures), self._before
         self._before = counted
         setting = f"{self._run.config.tags.get('stage', '')}/{self._run.place.world_size}"
@@ -65,7 +68,7 @@ class GrowthWatch:
         for meter in (self._spend, self._bytes):
             new, old = counted[meter.name], before[meter.name]
             buckets = self._buckets[meter.name]
-            buckets.append(Bucket(None if new is None or old is None else new - old, setting))
+            buckets.append(Bucket(None if new is None or old is None else (new - old) / hours, setting))
             del buckets[:-48]
             verdicts.append(judge_growth(meter, buckets))
         return [verdict for verdict in verdicts if verdict is not None]

@@ -45,7 +45,8 @@ class Outlook:
         self._before = self._earlier()
         self._next_see_ns = self._next_forecast_ns = self._next_keep_ns = 0
         self._points = [point for point in POINTS if total and point > self._before.done / total]
-        self._planned_usd = None if planned_usd is None else Fraction(parse_money(planned_usd))
+        dollars = run.config.book.currency == "USD"  # a plan in another currency than the prices says nothing
+        self._planned_usd = Fraction(parse_money(planned_usd)) if planned_usd is not None and dollars else None
         self._planned_hours = None if planned_hours is None else Fraction(str(planned_hours))
         self._alarm = AlarmState()
 

@@ -6,7 +6,7 @@ import threading
 from fractions import Fraction
 
 from costguard.errors import PotAwayError, PotError, config_error, warn
-from costguard.ledger.spending import spent_by
+from costguard.ledger.spending import Spent, spent_by
 from costguard.lightning.run import Run
 from costguard.pots import Credit, Grant, Pot
 from costguard.records import Action, Amount, Verdict
@@ -42,6 +42,11 @@ class PotWatch:
         begin_ns = run.wall_ns() - (run.meter.now_ns() - run.meter.state.start_ns)
         ends_ns = (r.end_wall_ns for r in run.account().ranks if r.seat.attempt < run.writer.seat.attempt)
         self.url = self._pot.url
+        if self._pot.terms.unit == "usd" and run.config.book.currency != "USD":
+            raise config_error(
+                f"BudgetStopping(pot={url!r}): the pot counts US dollars and the prices are in "
+                f"{run.config.book.currency}; use a pot of GPU-hours."
+            )
         self._begin_wall_ns = min(begin_ns, max(ends_ns, default=begin_ns))
         self._sweep_own()
         self._credit: Credit = self._pot.hold(
@@ -71,7 +76,11 @@ class PotWatch:
             step_cost: What an optimizer step costs at most.
             step: Optimizer step.
         """
-        self._credit.spend_to(self._in_unit(self._spent()))
+        spent = self._since_start()
+        if self._pot.terms.unit == "usd" and spent.unpriced_ns:
+            message = f"Some device time has no price, so what the pot {self._pot.url} pays for is unknown."
+            return self._verdict(Action.STOP, "price_unknown", message, step)
+        self._credit.spend_to(self._in_unit(spent.amount))
         needed, more = self._in_unit(reserve), self._in_unit(step_cost)
         self._wanted = needed + more + AHEAD_S * self._in_unit(_hour(self._run)) / 3600
         if not self._credit.allows(self._wanted):
@@ -120,8 +129,8 @@ class PotWatch:
                 elif last_beat >= self._credit.beat_every_s:
                     last_beat = 0.0
                     self._credit.beat()
-            except PotError as error:
-                warn(f"the pot {self._pot.url}: {error}")
+            except Exception as error:  # the store may raise anything; the credit in hand is what counts
+                warn(f"the pot {self._pot.url}: {type(error).__name__}: {error}")
                 self._stop.wait(LOOK_EVERY_S)
 
     def _sweep_own(self) -> None:
@@ -147,9 +156,12 @@ class PotWatch:
             return  # the next attempt or any other run does it
 
     def _spent(self) -> Amount:
+        return self._since_start().amount
+
+    def _since_start(self) -> Spent:
         assert self._run.live is not None, "pots are held by rank 0"
         meter = self._run.meter
-        return self._run.live.spent(meter.state, meter.now_ns(), self._begin_wall_ns).amount
+        return self._run.live.spent(meter.state, meter.now_ns(), self._begin_wall_ns)
 
     def _in_unit(self, amount: Amount) -> Fraction:
         if self._pot.terms.unit == "gpu_hours":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
@@ -88,6 +88,7 @@ class StepProbe:
         self._packing = PackedLengths()
         self._squares = 0
         self._per_square: tuple[Fraction | None, ...] | None = None
+        self._packed: dict[Hashable, bool] = {}
         self._instances = Instances()
         self._trainable = _trainable(module)
         self._watch: _Watch | None = None
@@ -106,6 +107,7 @@ class StepProbe:
         trainable = _trainable(self._module)
         if trainable != self._trainable:
             self._trainable, self._works, self.problem = trainable, WorkBySize(), None
+            self._per_square, self._packed = None, {}
 
     def wants(self, size: BatchSize | None) -> bool:
         """Whether a batch of this size is to be counted."""
@@ -146,9 +148,10 @@ class StepProbe:
         if size is None or self.problem is not None:
             return None
         work = self._works.work(size)
-        if work is None or self._per_square is None:
+        if work is None or self._per_square is None or not self._packed.get(size.key, True):
             return work
-        return work + self._attention(self._packing.add(batch))
+        # Of a size whose sequences were packed, one that does not say them is unknown.
+        return None if self._packing.squares(batch) is None else work + self._attention(self._packing.add(batch))
 
     def late(self, *, wait: bool = False) -> Work:
         """FLOPs of attention over packed sequences whose lengths have arrived from the device since the last call.
@@ -173,9 +176,10 @@ class StepProbe:
             what = ", ".join(step.unseen)
             self._fail("training_step multiplied no matrices that could be seen" + (f" ({what})" if what else ""))
             return
-        if self._squares and self._per_square is None:
+        self._packed[size.key] = packed = self._squares > 0 and step.attention.full > 0
+        if packed and self._per_square is None:
             self._per_square = tuple(None if part is None else Fraction(part, self._squares) for part in step.attention)
-        self._works.counted(size, step.work if self._per_square is None else step.work - step.attention)
+        self._works.counted(size, step.work - step.attention if packed else step.work)
         if self.seen is None and step.work.full:
             self.news = True
             self.seen = Seen(step, watch.counter.flops, watch.counter.missed, how)

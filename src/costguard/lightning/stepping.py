@@ -57,7 +57,7 @@ class StepMeter:
         self._meter = run.meter
         self._counter = counter
         self._reads_own = reads_own_batches(trainer)
-        self._step = private.step_counter(trainer)
+        self.step = private.step_counter(trainer)
         self._sizer = BatchSizer()
         self._size: BatchSize | None = None
         self._in_flight: Any = None
@@ -115,9 +115,9 @@ class StepMeter:
             same = self._counts_as
             if same is not None and compilations() == self._compiled:
                 self._in_flight = None
-                counters = same.added_to(counters, self._step())
+                counters = same.added_to(counters, self.step())
             else:
-                counters = self._counted(counters, self._step(), batch)
+                counters = self._counted(counters, self.step(), batch)
         if self.clock is not None:
             self.clock.batch_end()
         self._meter.settle(ended_ns, _DATA_WAIT, counters)

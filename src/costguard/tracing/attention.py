@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 from math import prod
 from typing import Any
 
@@ -136,8 +137,13 @@ def flash_attention(name: str, args: Sequence[Any], options: Mapping[str, Any]) 
     if varlen:
         # The kernel computes the pairs of each sequence and no others.
         queries, keys = (said[n].diff().tolist() for n in names[:2])
-        pairs = heads * sum(q * k for q, k in zip(queries, keys, strict=True))
-        shares = HALF if causal else EVERY
+        left = said.get("window_size_left", -1)
+        window = left + 1 if left is not None and left >= 0 else max([1, *queries])
+        seen = [(q * k, window_pairs(q, window, causal=causal)) for q, k in zip(queries, keys, strict=True)]
+        inside = sum((count * share.full for count, share in seen), Fraction(0))
+        below = sum((count * (share.causal or 0) for count, share in seen), Fraction(0))
+        pairs = heads * int(inside)
+        shares = Pairs(Fraction(1), below / inside if inside else Fraction(1))
     else:
         tokens, left = query.shape[1], said.get("window_size_left", -1)
         pairs = heads * query.shape[0] * tokens * key.shape[1]

@@ -77,6 +77,9 @@ class FlopTrace(TorchFunctionMode):
         if call is None or _engine is None:
             self._recomputed = None
             return func(*args, **kwargs)
+        if call[2] or call[4]:
+            # What a second backward through the same graph does, and one towards some tensors only, is not told apart.
+            self._unseen.add("backward(retain_graph=..., inputs=...)")
         self._reached = reached_from(call[0]) | (self._reached or set())
         with self:
             return _engine.run_backward(*call, allow_unreachable=True, accumulate_grad=True)
