@@ -43,6 +43,7 @@ class Checkpoint:
         ours: Whether it is in our own inventory.
         pinned: Whether a user pinned it.
         resumed_from: Whether this run was resumed from it.
+        released: Whether the user's own `ModelCheckpoint` has let it go.
         stage_end: Name of the stage that it ends, `None` if it ends none.
     """
 
@@ -60,6 +61,7 @@ class Checkpoint:
     ours: bool = True
     pinned: bool = False
     resumed_from: bool = False
+    released: bool = False
     stage_end: str | None = None
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal
@@ -46,6 +47,7 @@ class Record:
         complete: Whether its save is known to have ended.
         pinned: Whether a user pinned it.
         resumed_from: Whether this run was resumed from it.
+        released: Whether the user's own `ModelCheckpoint` has let it go.
         blocked_ns: Nanoseconds that its save held up training, `None` if unknown.
         aliases: Names beside it that are links to it.
         attempt: Upload that is going on.
@@ -71,6 +73,7 @@ class Record:
     complete: bool = True
     pinned: bool = False
     resumed_from: bool = False
+    released: bool = False
     blocked_ns: int | None = None
     aliases: tuple[str, ...] = ()
     attempt: str | None = None
@@ -107,6 +110,7 @@ class Record:
             complete=self.complete,
             pinned=self.pinned,
             resumed_from=self.resumed_from,
+            released=self.released,
             stage_end=self.stage_end,
         )
 
@@ -155,6 +159,8 @@ class Inventory:
         self.folder = folder
         self._files = files
         self._real_base: str | None = None
+        # Training takes up what it saves while a thread beside it moves what was saved before.
+        self._guard = threading.RLock()
 
     def records(self) -> list[Record]:
         """All readable records, from the oldest to the newest."""
@@ -197,7 +203,8 @@ class Inventory:
 
     def update(self, record: Record, **changes: Any) -> Record:
         """Change some fields of a record as it is now: what others have changed meanwhile stays."""
-        return self.save(replace(self.get(record.id), **changes))
+        with self._guard:
+            return self.save(replace(self.get(record.id), **changes))
 
     def remove(self, id: str) -> None:
         """Forget a checkpoint that is gone."""
@@ -221,7 +228,10 @@ class Inventory:
         Raises:
             RefusedError: If there is nothing, or something that is no checkpoint.
         """
-        path = self._files.real(path)
+        with self._guard:
+            return self._adopt(self._files.real(path), id, facts)
+
+    def _adopt(self, path: str, id: str, facts: dict[str, Any]) -> Record:
         fingerprint = self._files.scan(path)
         check_kinds(path, fingerprint)
         aliases = tuple(self._files.links_to(path))
@@ -249,16 +259,17 @@ class Inventory:
 
     def let_ghosts_go(self) -> list[Record]:
         """Note which hot files were deleted or overwritten by others; where a whole folder is away nothing is noted."""
-        ghosts = [
-            record
-            for record in self.records()
-            if record.state in ("hot", "both")
-            and self._files.listing(os.path.dirname(record.path))
-            and not self.there(record)
-        ]
-        for record in ghosts:
-            self._gone(record)
-        return ghosts
+        with self._guard:
+            ghosts = [
+                record
+                for record in self.records()
+                if record.state in ("hot", "both")
+                and self._files.listing(os.path.dirname(record.path))
+                and not self.there(record)
+            ]
+            for record in ghosts:
+                self._gone(record)
+            return ghosts
 
     def pin(self, id: str, pinned: bool = True) -> Record:
         """Pin a checkpoint, hot or cold, or take the pin away.

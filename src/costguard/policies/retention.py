@@ -28,8 +28,9 @@ class Retention:
     """What a user wants of the checkpoints of a run.
 
     Args:
-        keep: What stays; without a rule everything does.
-        demote: `rest` moves to the cold tier what no rule keeps; `none` leaves it where it is.
+        keep: What stays; without a rule all but what the user's own `ModelCheckpoint` has let go.
+        demote: `rest` moves to the cold tier what no rule keeps; `none` leaves it where it is, or deletes it if
+            `ModelCheckpoint` has let it go.
         expire_after_ns: Nanoseconds after the save at which what no rule keeps is deleted everywhere; never if `None`.
         failed_expire_after_ns: The same for a run that failed, `None` for no difference.
         hot_quota_bytes: Bytes on the hot disk above which also what a rule keeps is demoted, the oldest first.
@@ -155,6 +156,7 @@ def _rules(history: History, keep: Rule | None) -> dict[str, Decision]:
         return {
             c.id: Decision(id=c.id, move=Move.KEEP, rule="no_rule", reason="no rule was given")
             for c in history.checkpoints
+            if not c.released
         }
     kept: dict[str, Decision] = {}
     for rule in keep.parts():
@@ -170,6 +172,8 @@ def _rest(c: Checkpoint, retention: Retention, life_ns: int | None, now_ns: int,
     if c.tier == "cold":
         return Decision(id=c.id, move=Move.KEEP, rule="rest", reason="it is cold already")
     if retention.demote == "none" or not tiers.has_cold:
+        if c.released and c.tier == "hot":
+            return Decision(id=c.id, move=Move.EXPIRE, rule="released", reason="its own ModelCheckpoint deletes it")
         return Decision(id=c.id, move=Move.KEEP, rule="rest", reason="nothing is demoted")
     left_ns = None if life_ns is None else life_ns - (now_ns - c.saved_ns)
     return _demote(c, left_ns, tiers)
