@@ -29,7 +29,7 @@ class Remembering(Tiny):
 def saves(folder: Path, **options: Any) -> ModelCheckpoint:
     """A `ModelCheckpoint` after every step, of which it keeps the newest."""
     newest = {"monitor": "step", "mode": "max"} if options.get("save_top_k", 1) > 1 else {}
-    return ModelCheckpoint(folder / "saves", "{step}", every_n_train_steps=1, **{**newest, **options})
+    return ModelCheckpoint(folder / "saves", "{step}", **{"every_n_train_steps": 1, **newest, **options})
 
 
 def tiering(folder: Path, *, cold: str | None = "cold", **options: Any) -> CheckpointTiering:

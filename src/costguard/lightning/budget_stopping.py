@@ -120,6 +120,7 @@ class BudgetStopping(Callback):
         self._put_back: Callable[[], None] = _nothing
         self._restore_signal: Callable[[], None] = _nothing
         self.stopped_by: Verdict | None = None
+        self.last_model_path = ""  # as ModelCheckpoint has it: what a restart goes on from
 
     # -- before the start -------------------------------------------------------------------------------------
 
@@ -283,7 +284,7 @@ class BudgetStopping(Callback):
             finite = self._together.agree(int(not finite)) == 0
         if finite:
             with run.meter.span(Activity.CHECKPOINT):
-                path = clean_stop.save_last(trainer, f"stopped-step={self._step}.ckpt")
+                self.last_model_path = path = clean_stop.save_last(trainer, f"stopped-step={self._step}.ckpt")
             if trainer.is_global_zero:
                 print(f"costguard: {stop.message} Stopped at step {self._step}; saved {path}.", flush=True)
         else:

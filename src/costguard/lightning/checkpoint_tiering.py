@@ -281,8 +281,8 @@ def _charged(trainer: Trainer, activity: Activity) -> Iterator[None]:
 
 
 def _last_paths(trainer: Trainer) -> list[str]:
-    """What `ckpt_path="last"` may choose from."""
-    return [str(getattr(each, "last_model_path", "")) for each in trainer.checkpoint_callbacks]
+    """What a restart goes on from: what `ckpt_path="last"` may choose, and what BudgetStopping has saved."""
+    return [str(getattr(each, "last_model_path", "")) for each in callbacks_of(trainer)]
 
 
 def _tokens(trainer: Trainer) -> int | None:
