@@ -7,7 +7,7 @@ import errno
 import os
 import pickle
 import shutil
-import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from tiering import Remembering, names, records, saves, state_of, tiering, tiers
 from costguard import BudgetStopping, CheckpointTiering, ConfigError, CostguardWarning, fetch
 from costguard.checkpoints.cabinet import room_above
 from costguard.keep import Rule, best, every, last, pinned
+from costguard.policies.reserve import StopPriors
 from helpers import LIGHTNING_WARNINGS, Saves, Tiny, loader, monitor, quiet_trainer, receipt_of, start
 from servers import KEY
 
@@ -396,24 +397,26 @@ def test_beside_the_monitor_time_is_charged_and_adds_up(tmp_path: Path, order: t
     assert activities["restore"] > 0
 
 
+@pytest.mark.filterwarnings("ignore::costguard.CostguardWarning")  # that the budget is being spent
 @pytest.mark.parametrize("first", [True, False])
 def test_the_checkpoint_of_a_stop_stays_hot(tmp_path: Path, first: bool) -> None:
     """BudgetStopping's last checkpoint is the newest: it is listed, hot, and resumes."""
 
-    class Terminates(Callback):
-        def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
-            if trainer.global_step == 3:
-                signal.raise_signal(signal.SIGTERM)
+    class Slowly(Callback):
+        def on_train_batch_start(self, *_: Any) -> None:
+            time.sleep(0.05)
 
-    stops, ours = BudgetStopping(limit_gpu_hours=1000), tiering(tmp_path, keep=every(steps=1000))
-    with pytest.raises(SystemExit):
-        train(tmp_path, *((stops, ours) if first else (ours, stops)), Terminates(), saves(tmp_path), steps=50)
+    quiet_trainer(tmp_path / "before", monitor()).fit(Tiny(), loader(1))  # pays for the life of this process until now
+    instant = StopPriors(step_ns=1, save_ns=1, flush_ns=1, teardown_ns=1, exit_ns=1)
+    stops = BudgetStopping(limit_gpu_hours=2 / 3600, priors=instant, on_breach="return")
+    ours = tiering(tmp_path, keep=every(steps=1000))
+    train(tmp_path, *((stops, ours) if first else (ours, stops)), Slowly(), saves(tmp_path), steps=500)
     (newest,) = (r for r in records(tmp_path) if os.path.basename(r.path).startswith("stopped-"))
     assert newest.tier == "hot"
-    assert 3 <= newest.step < 50
+    assert 1 < newest.step < 500
     assert {r.tier for r in records(tmp_path) if r.step < newest.step} == {"cold"}
-    resumed, _ = train(tmp_path, tiering(tmp_path), ckpt_path=newest.path, steps=50)
-    assert resumed.global_step == 50
+    resumed, _ = train(tmp_path, tiering(tmp_path), ckpt_path=newest.path, max_steps=newest.step + 1)
+    assert resumed.global_step == newest.step + 1
 
 
 @pytest.mark.parametrize("fails_at", [None, 2])
@@ -489,7 +492,6 @@ def test_killed_while_moving_nothing_is_lost(tmp_path: Path, line: int) -> None:
 # -- a real S3 server --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_cold_on_s3(tmp_path: Path, seaweed_url: str) -> None:
     """The cold store is a bucket: weights come back bitwise, and no credentials are written down."""

@@ -16,7 +16,7 @@ from costguard.checkpoints.manifest import Level
 from costguard.checkpoints.pace import Pace
 from costguard.checkpoints.remote import open_store
 from costguard.checkpoints.room import Room, new_id
-from costguard.errors import config_error
+from costguard.errors import RunNotFoundError, config_error
 from costguard.prices.storage import StorageClass, storage_class
 
 FOLDER = "costguard-checkpoints"
@@ -100,7 +100,8 @@ def room_above(path: str, **options: Any) -> Room:
         options: Fields of `Cold`, in place of what was written down.
 
     Raises:
-        ConfigError: If no folder above has one.
+        RunNotFoundError: If no folder above has one.
+        ConfigError: If the cold store cannot be opened.
     """
     place = os.path.abspath(path)
     while True:
@@ -111,7 +112,7 @@ def room_above(path: str, **options: Any) -> Room:
             return open_room(root, Cold(**options))
         above = os.path.dirname(place)
         if above == place:
-            raise config_error(
+            raise RunNotFoundError(
                 f"{path!r}: no {FOLDER} folder there or above it; give the folder that was trained in with "
                 "CheckpointTiering, or a checkpoint of it."
             )
