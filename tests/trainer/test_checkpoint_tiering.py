@@ -94,6 +94,19 @@ def test_two_fits_of_one_trainer_and_one_callback(tmp_path: Path) -> None:
     assert [step for step, tier in tiers(tmp_path).items() if tier == "hot"] == [10]
 
 
+def test_a_second_fit_takes_over_what_the_first_left(tmp_path: Path) -> None:
+    """Moves that the end of a fit does not wait for go on, also while another fit of this process begins."""
+    with pytest.warns(CostguardWarning, match="moves are not done"):
+        train(tmp_path, saves(tmp_path), tiering(tmp_path, bandwidth=4000, wait_at_end_s=0))
+    left = records(tmp_path)
+    assert len(left) == 5
+    gone_or_not = tmp_path / "saves" / "step=2.ckpt"
+    trainer, _ = train(tmp_path, saves(tmp_path), tiering(tmp_path), ckpt_path=gone_or_not, max_epochs=2)
+    assert trainer.global_step == 10
+    assert {r.id for r in left} <= {r.id for r in records(tmp_path)}
+    assert {r.step for r in records(tmp_path) if r.tier != "cold"} == {2, 10}
+
+
 def test_last_and_best_are_found(tmp_path: Path) -> None:
     """`ckpt_path="last"` and `"best"` mean what they meant, also where the best is cold by a rule."""
     keeps = {"monitor": "loss", "mode": "max", "save_top_k": 1, "save_last": True}
@@ -201,11 +214,15 @@ def test_a_file_url_is_a_folder_like_any_other(tmp_path: Path, monkeypatch: pyte
     assert fetch(str(keeps.best_model_path).replace("step=5", "step=1"))
 
 
-def test_a_remote_root_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    """The list of checkpoints needs a disk."""
-    trainer = quiet_trainer("memory://tiering-root", tiering(tmp_path))
+@pytest.mark.parametrize("url", ["", "memory://tiering-root"])
+def test_a_root_that_cannot_be_written_to(tmp_path: Path, url: str) -> None:
+    """Refused before training, in one sentence; what only tests a model runs all the same."""
+    (tmp_path / "file").write_text("in the way")
+    trainer = quiet_trainer(url or tmp_path / "file", tiering(tmp_path))
     with pytest.raises(ConfigError, match="default_root_dir"):
         trainer.fit(Tiny(), loader(1))
+    if not url:
+        trainer.test(Tiny(), loader(1), verbose=False)
 
 
 @pytest.mark.filterwarnings("ignore:The `LearningRateFinder`")

@@ -108,6 +108,7 @@ class CheckpointTiering(Callback):
         self._instances = Instances()
         self._moves: Moves | None = None
         self._elsewhere = False
+        self._patience_s = min(self._wait_at_end_s, WAIT_AFTER_EXCEPTION_S)
 
     def __getstate__(self) -> dict[str, Any]:
         """Only what the user said goes along into a copy or to another process."""
@@ -143,6 +144,8 @@ class CheckpointTiering(Callback):
         try:
             room = open_room(root, self._cold)
         except OSError as error:
+            if trainer.state.fn != TrainerFn.FITTING:
+                return  # what only reads may run where nothing can be written
             raise config_error(
                 f"CheckpointTiering: the list of checkpoints cannot be kept in {root} ({error.strerror}); give the "
                 "Trainer a default_root_dir that can be written to."
@@ -169,6 +172,8 @@ class CheckpointTiering(Callback):
         self._instances.wrap(*private.last_after_an_exception(trainer), self._then_leave)
         if self._moves is not None:
             self._moves.failed = isinstance(exception, Exception)
+        if isinstance(exception, KeyboardInterrupt):
+            self._patience_s = 0.0  # somebody waits at the keyboard
 
     def _then_leave(self, original: Method) -> Method:
         def teardown(*args: Any, **kwargs: Any) -> Any:
@@ -177,7 +182,7 @@ class CheckpointTiering(Callback):
             finally:
                 with metering():
                     if self._moves is not None:
-                        self._moves.finish(min(self._wait_at_end_s, WAIT_AFTER_EXCEPTION_S))
+                        self._moves.finish(self._patience_s)
                 self._leave()
 
         return teardown
