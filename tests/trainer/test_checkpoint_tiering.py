@@ -104,7 +104,9 @@ def test_a_second_fit_takes_over_what_the_first_left(tmp_path: Path) -> None:
     trainer, _ = train(tmp_path, saves(tmp_path), tiering(tmp_path), ckpt_path=gone_or_not, max_epochs=2)
     assert trainer.global_step == 10
     assert {r.id for r in left} <= {r.id for r in records(tmp_path)}
-    assert {r.step for r in records(tmp_path) if r.tier != "cold"} == {2, 10}
+    # The second never knew of the first's newest, so that its ModelCheckpoint does not delete it either.
+    assert names(tmp_path) == {"step=2.ckpt", "step=5.ckpt", "step=10.ckpt"}
+    assert {r.state for r in records(tmp_path)} <= {"hot", "both", "cold"}
 
 
 def test_last_and_best_are_found(tmp_path: Path) -> None:
@@ -323,7 +325,22 @@ def test_a_failed_run_may_keep_less(tmp_path: Path) -> None:
     assert sorted(tiers(tmp_path)) == [1, 2, 3]
     with pytest.raises(RuntimeError):
         train(tmp_path, saves(tmp_path, save_top_k=-1), ours, module=Remembering(fails_at=2), steps=3)
-    assert len(records(tmp_path)) == 1
+    (of_failed,) = (r for r in records(tmp_path) if r.order > 3)
+    assert (of_failed.step, of_failed.tier) == (2, "hot")
+    assert len(records(tmp_path)) == 4
+
+
+def test_experiments_that_share_a_folder_are_measured_apart(tmp_path: Path) -> None:
+    """Each run has its own newest and its own last ones; a restart belongs to the run that it goes on with."""
+    other = ModelCheckpoint(tmp_path / "other", "{step}", every_n_train_steps=1, save_top_k=-1)
+    train(tmp_path, saves(tmp_path, save_top_k=-1), tiering(tmp_path, keep=last(2)))
+    train(tmp_path, other, tiering(tmp_path, keep=last(2)))
+    hot = {(Path(r.path).parent.name, r.step) for r in records(tmp_path) if r.tier == "hot"}
+    assert hot == {("saves", 4), ("saves", 5), ("other", 4), ("other", 5)}
+    here = saves(tmp_path, save_top_k=-1)
+    train(tmp_path, here, tiering(tmp_path, keep=last(1)), ckpt_path=tmp_path / "saves" / "step=5.ckpt", max_epochs=2)
+    hot = {(Path(r.path).parent.name, r.step) for r in records(tmp_path) if r.tier == "hot"}
+    assert hot == {("saves", 5), ("saves", 10), ("other", 5)}
 
 
 def test_a_rescue_checkpoint_is_taken_up(tmp_path: Path) -> None:

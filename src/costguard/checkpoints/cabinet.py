@@ -165,7 +165,7 @@ def _read(folder: str) -> dict[str, Any]:
             said = json.load(file)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise CheckpointError(f"{os.path.join(folder, _NAME)} cannot be read ({error}); mend or remove it.") from error
     if said.get("v") != 1:
         raise CheckpointError(f"{os.path.join(folder, _NAME)} is of a newer costguard; use that.")

@@ -56,6 +56,7 @@ class Record:
         level: How far its cold copy was verified.
         storage_class: Class of its cold copy.
         problem: What went wrong last, empty if nothing did.
+        run: The training that it belongs to, restarts included.
         origin: Where a checkpoint that was found in the cold store says it was; shown, never written to.
     """
 
@@ -82,6 +83,7 @@ class Record:
     level: int = 0
     storage_class: str | None = None
     problem: str = ""
+    run: str = ""
     origin: str = ""
 
     @property
@@ -112,6 +114,7 @@ class Record:
             resumed_from=self.resumed_from,
             released=self.released,
             stage_end=self.stage_end,
+            run=self.run,
         )
 
     def encode(self) -> bytes:
@@ -143,7 +146,7 @@ def _unreadable() -> Record:
     raise CheckpointError("it cannot be read")
 
 
-FACTS: Final = ("step", "saved_ns", "epochs", "tokens", "metrics", "stage_end", "complete", "order", "pinned")
+FACTS: Final = ("step", "saved_ns", "epochs", "tokens", "metrics", "stage_end", "complete", "order", "pinned", "run")
 """What a manifest repeats of a record, so that a run can be rebuilt from its cold store alone."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from costguard.checkpoints.cabinet import Cold, leave_word, open_room
 from costguard.checkpoints.faults import CheckpointError, scrub_url
+from costguard.checkpoints.room import new_id
 from costguard.errors import ConfigError, config_error, warn
 from costguard.keep import Rule
 from costguard.lightning import private
@@ -102,6 +104,7 @@ class CheckpointTiering(Callback):
             hot=_class(hot_class), cold=_class(storage_class), has_cold=cold is not None and demote == "rest"
         )
         self._wait_at_end_s = wait_at_end_s
+        self._trained: tuple[weakref.ref[Trainer] | None, str] = (None, "")
         self._begin()
 
     def _begin(self) -> None:
@@ -117,6 +120,7 @@ class CheckpointTiering(Callback):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy has its own room."""
         vars(self).update(state)
+        self._trained = (None, "")
         self._begin()
 
     # -- set up and tear down ---------------------------------------------------------------------------------
@@ -150,7 +154,11 @@ class CheckpointTiering(Callback):
                 f"CheckpointTiering: the list of checkpoints cannot be kept in {root} ({error.strerror}); give the "
                 "Trainer a default_root_dir that can be written to."
             ) from error
-        self._moves = Moves(room, self._retention, self._tiers, lambda: _last_paths(trainer))
+        trained, run = self._trained
+        if trained is None or trained() is not trainer:
+            run = new_id()
+        self._trained = weakref.ref(trainer), run  # a Trainer that goes on without a checkpoint is the same run
+        self._moves = Moves(room, self._retention, self._tiers, lambda: _last_paths(trainer), run)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Everything is saved: give demotions a last while; it is charged to them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
@@ -33,18 +34,21 @@ class Moves:
         retention: What the user wants.
         tiers: The two places.
         pointers: Gives the files that `ckpt_path="last"` may choose from; those stay on the hot disk.
+        run: The run that is trained, until it is known that another one is gone on with.
     """
 
     def __init__(
-        self, room: Room, retention: Retention, tiers: Tiers, pointers: Callable[[], Iterable[str]] = tuple
+        self, room: Room, retention: Retention, tiers: Tiers, pointers: Callable[[], Iterable[str]], run: str
     ) -> None:
         self.room = room
         self.failed = False
+        self.run = run
         self._retention = retention
         self._tiers = tiers
         self._pointers = pointers
         self._coming: set[str] = set()
         self._going: set[str] = set()
+        self._guard = threading.Lock()
         self._wanted = False
         self._closed = False
         self._told: set[str] = set()
@@ -72,7 +76,8 @@ class Moves:
         if written is None:
             self._adopt(path, facts)
         else:
-            self._coming.add(path)
+            with self._guard:
+                self._coming.add(path)
             self._thread.submit(f"take up {path} {new_id()}", lambda: self._adopt_written(path, facts, written))
         self.consider()
 
@@ -81,21 +86,24 @@ class Moves:
             written()
             self._adopt(path, facts)
         finally:
-            self._coming.discard(path)
-        record = self.room.inventory.find(path) if path in self._going else None
+            with self._guard:
+                going = path in self._going
+                self._coming.discard(path)
+                self._going.discard(path)
+        record = self.room.inventory.find(path) if going else None
         if record is not None:
-            self._going.discard(path)
             self.room.inventory.update(record, released=True)
 
     def _adopt(self, path: str, facts: Mapping[str, Any]) -> None:
         if os.path.exists(path):
-            self.room.inventory.adopt(path, new_id(), complete=True, **facts)
+            self.room.inventory.adopt(path, new_id(), complete=True, run=self.run, **facts)
 
     def stays(self, path: str) -> bool:
         """Whether what is to be deleted is kept by a rule, or demoted instead."""
-        if path in self._coming:
-            self._going.add(path)
-            return True
+        with self._guard:
+            if path in self._coming:
+                self._going.add(path)
+                return True
         record = self.room.inventory.find(path)
         if record is None:
             return False
@@ -124,8 +132,9 @@ class Moves:
 
     def resumed_from(self, record: Record) -> None:
         """Training goes on from a checkpoint, which therefore stays; the one before need not."""
+        self.run = record.run
         for other in self.room.inventory.records():
-            if other.resumed_from != (other.id == record.id):
+            if other.run == record.run and other.resumed_from != (other.id == record.id):
                 self.room.inventory.update(other, resumed_from=other.id == record.id)
 
     def consider(self) -> None:
@@ -150,7 +159,7 @@ class Moves:
     def plan(self) -> list[Decision]:
         """What is to become of each."""
         checkpoints = [record.as_checkpoint() for record in self.room.inventory.records()]
-        history = History(checkpoints=checkpoints, failed=self.failed)
+        history = History(checkpoints=checkpoints, failed=self.failed, run=self.run)
         return plan(history, self._retention, time.time_ns(), self._tiers)
 
     def _carry_out(self) -> None:
@@ -167,8 +176,10 @@ class Moves:
 
     def _do(self, decision: Decision) -> bool:
         """Carry one decision out; says whether it is worth going on with the others now."""
+        if decision.move is Move.KEEP:
+            return True
         record = next((r for r in self.room.inventory.records() if r.id == decision.id), None)
-        if record is None or decision.move is Move.KEEP or not self._may_go(record):
+        if record is None or not self._may_go(record):
             return True
         try:
             if decision.move is Move.EXPIRE:

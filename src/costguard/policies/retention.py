@@ -107,6 +107,7 @@ class Decision:
 def plan(history: History, retention: Retention, now_ns: int, tiers: Tiers | None = None) -> list[Decision]:
     """Decide what becomes of each checkpoint.
 
+    Rules hold for each run by itself, the hot disk's quota for all.
     Unfinished or foreign checkpoints, the newest complete ones, the one resumed from and pinned ones never go.
     An expiry that would be billed anyway is put off until it is free, and a move that costs more than it saves
     is not made.
@@ -121,13 +122,14 @@ def plan(history: History, retention: Retention, now_ns: int, tiers: Tiers | Non
         One decision for each checkpoint, in the order given.
     """
     tiers = tiers or Tiers()
-    guards = _guards(history, retention.keep_hot)
-    rules = _rules(history, retention.keep)
-    life_ns = retention.life_ns(history.failed)
-    decided = {
-        c.id: guards.get(c.id) or rules.get(c.id) or _rest(c, retention, life_ns, now_ns, tiers)
-        for c in history.checkpoints
-    }
+    guards: dict[str, Decision] = {}
+    decided: dict[str, Decision] = {}
+    for part in history.of_each_run():
+        guards |= _guards(part, retention.keep_hot)
+        rules = _rules(part, retention.keep)
+        life_ns = retention.life_ns(part.failed)
+        for c in part.checkpoints:
+            decided[c.id] = guards.get(c.id) or rules.get(c.id) or _rest(c, retention, life_ns, now_ns, tiers)
     _fit_quota(history, retention, decided, guards, tiers)
     return [decided[c.id] for c in history.checkpoints]
 
