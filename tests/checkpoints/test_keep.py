@@ -363,3 +363,18 @@ def test_what_model_checkpoint_has_let_go(wanted: dict[str, Any], has_cold: bool
     history = History(checkpoints=[replace(first, released=True), *others])
     decided = plan(history, Retention(**wanted), WEEK_1 + DAY_NS, Tiers(has_cold=has_cold))
     assert [d.move.value for d in decided] == moves
+
+
+def test_each_run_is_measured_by_itself() -> None:
+    """Two experiments in one folder have a newest, rules and a failure of their own; the quota is for both."""
+    one, two = ([replace(c, id=f"{run}{c.step}", run=run, size_bytes=10) for c in saved(10, 20, 30)] for run in "ab")
+    history = History(checkpoints=[*one, *two], failed=True, run="b")
+    wanted = Retention(keep=last(2), failed_expire_after_ns=0)
+    now_ns = WEEK_1 + DAY_NS
+    moves = {d.id: d.move.value for d in plan(history, wanted, now_ns)}
+    assert [moves[f"a{step}"] for step in (10, 20, 30)] == ["demote", "keep", "keep"]
+    assert [moves[f"b{step}"] for step in (10, 20, 30)] == ["expire", "keep", "keep"]
+    tight = {d.id: d.move.value for d in plan(history, replace(wanted, hot_quota_bytes=30), now_ns)}
+    assert sorted(id for id, move in tight.items() if move == "keep") in (["a20", "a30", "b30"], ["a30", "b20", "b30"])
+    none = {d.id: d.move.value for d in plan(history, replace(wanted, hot_quota_bytes=0), now_ns)}
+    assert sorted(id for id, move in none.items() if move == "keep") == ["a30", "b30"]
