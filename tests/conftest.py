@@ -6,6 +6,3 @@ The real S3 server of `servers` is there for every folder of tests.
 from servers import seaweed, seaweed_url
 
 __all__ = ["seaweed", "seaweed_url"]
-
-collect_ignore = ["conftest.py", "checkpoints/conftest.py"]
-"""They hold no doctests, and pytest cannot collect two files of one name."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from costguard.errors import config_error
@@ -43,7 +43,9 @@ class Checkpoint:
         ours: Whether it is in our own inventory.
         pinned: Whether a user pinned it.
         resumed_from: Whether this run was resumed from it.
+        released: Whether the user's own `ModelCheckpoint` has let it go.
         stage_end: Name of the stage that it ends, `None` if it ends none.
+        run: The training that it belongs to, restarts included; each run has its newest, its last and its best.
     """
 
     id: str
@@ -60,7 +62,9 @@ class Checkpoint:
     ours: bool = True
     pinned: bool = False
     resumed_from: bool = False
+    released: bool = False
     stage_end: str | None = None
+    run: str = ""
 
     @property
     def age_key(self) -> tuple[int, int, int, str]:
@@ -76,11 +80,25 @@ class History:
         checkpoints: Every known checkpoint, in any order.
         anomaly_steps: Steps at which a detector saw the loss or the gradients go wrong.
         failed: Whether the run ended in failure.
+        run: The run that `failed` speaks of, all of them if `None`.
     """
 
     checkpoints: Sequence[Checkpoint] = ()
     anomaly_steps: Sequence[int] = ()
     failed: bool = False
+    run: str | None = None
+
+    def of_each_run(self) -> list[History]:
+        """One history a run: an experiment that shares a folder with another is not measured by it."""
+        names = dict.fromkeys(c.run for c in self.checkpoints)
+        return [
+            replace(
+                self,
+                checkpoints=[c for c in self.checkpoints if c.run == name],
+                failed=self.failed and self.run in (None, name),
+            )
+            for name in names
+        ]
 
     def candidates(self) -> list[Checkpoint]:
         """The complete ones that are ours, from the oldest to the newest."""

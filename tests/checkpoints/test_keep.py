@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -344,3 +345,36 @@ def test_what_is_kept_is_kept_again_when_the_rest_is_gone(facts: list[dict[str, 
     first = rule.kept(History(checkpoints=checkpoints, anomaly_steps=[50]))
     left = [c for c in checkpoints if c.id in first]
     assert rule.kept(History(checkpoints=left, anomaly_steps=[50])) == first
+
+
+@pytest.mark.parametrize(
+    ("wanted", "has_cold", "moves"),
+    [
+        ({}, True, ["demote", "keep", "keep"]),
+        ({"expire_after_ns": 0}, True, ["expire", "keep", "keep"]),
+        ({"demote": "none"}, True, ["expire", "keep", "keep"]),
+        ({}, False, ["expire", "keep", "keep"]),
+        ({"keep": every(steps=10)}, False, ["keep", "keep", "keep"]),
+    ],
+)
+def test_what_model_checkpoint_has_let_go(wanted: dict[str, Any], has_cold: bool, moves: list[str]) -> None:
+    """Without rules it alone is moved; where nothing can be moved, and no rule keeps it, it is deleted."""
+    first, *others = saved(10, 20, 30)
+    history = History(checkpoints=[replace(first, released=True), *others])
+    decided = plan(history, Retention(**wanted), WEEK_1 + DAY_NS, Tiers(has_cold=has_cold))
+    assert [d.move.value for d in decided] == moves
+
+
+def test_each_run_is_measured_by_itself() -> None:
+    """Two experiments in one folder have a newest, rules and a failure of their own; the quota is for both."""
+    one, two = ([replace(c, id=f"{run}{c.step}", run=run, size_bytes=10) for c in saved(10, 20, 30)] for run in "ab")
+    history = History(checkpoints=[*one, *two], failed=True, run="b")
+    wanted = Retention(keep=last(2), failed_expire_after_ns=0)
+    now_ns = WEEK_1 + DAY_NS
+    moves = {d.id: d.move.value for d in plan(history, wanted, now_ns)}
+    assert [moves[f"a{step}"] for step in (10, 20, 30)] == ["demote", "keep", "keep"]
+    assert [moves[f"b{step}"] for step in (10, 20, 30)] == ["expire", "keep", "keep"]
+    tight = {d.id: d.move.value for d in plan(history, replace(wanted, hot_quota_bytes=30), now_ns)}
+    assert sorted(id for id, move in tight.items() if move == "keep") in (["a20", "a30", "b30"], ["a30", "b20", "b30"])
+    none = {d.id: d.move.value for d in plan(history, replace(wanted, hot_quota_bytes=0), now_ns)}
+    assert sorted(id for id, move in none.items() if move == "keep") == ["a30", "b30"]

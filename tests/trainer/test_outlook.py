@@ -79,7 +79,7 @@ def test_behind_plan_and_over_cost_is_told(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.usefixtures("often")
 def test_an_hour_that_is_far_off_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hours of a tenth of a second here, after more than eight of which a gigabyte of checkpoints is written at once."""
+    """Hours of a tenth of a second here, after more than eight of which gigabytes of checkpoints come at once."""
     monkeypatch.setattr(growth_watch, "NS_PER_HOUR", 100_000_000)
     cost = monitor()
 

@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from costguard import CostMonitor
+from costguard.lightning.instances import Instances
 from helpers import LIGHTNING_WARNINGS, TOKENS, Tiny, loader, monitor, quiet_trainer, receipt_of, rows_of
 
 pytestmark = [pytest.mark.filterwarnings(text) for text in LIGHTNING_WARNINGS]
@@ -252,3 +253,21 @@ def test_progress_bar_shows_spend_and_mfu(tmp_path: Path) -> None:
     assert all(isinstance(value, str) and len(value) <= 10 for value in added.values())
     assert any("$" in value for value in added.values())
     assert any("%" in value for value in added.values())
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)])
+def test_several_of_ours_leave_nothing_in_any_order(order: tuple[int, ...]) -> None:
+    """Callbacks that wrap one method are torn down in the order in which they were set up: still nothing is left."""
+
+    class Saver:
+        def save(self) -> list[int]:
+            return []
+
+    saver, layers = Saver(), [Instances() for _ in range(3)]
+    for number, layer in enumerate(layers):
+        layer.wrap(saver, "save", lambda original, number=number: lambda: [number, *original()])
+    assert saver.save() == [2, 1, 0]
+    for done, number in enumerate(order, 1):
+        layers[number].put_back()
+        assert saver.save() == [n for n in (2, 1, 0) if n not in order[:done]]
+    assert vars(saver) == {}

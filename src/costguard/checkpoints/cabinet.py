@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +16,14 @@ from costguard.checkpoints.manifest import Level
 from costguard.checkpoints.pace import Pace
 from costguard.checkpoints.remote import open_store
 from costguard.checkpoints.room import Room, new_id
-from costguard.errors import config_error
+from costguard.errors import RunNotFoundError, config_error
 from costguard.prices.storage import StorageClass, storage_class
 
 FOLDER = "costguard-checkpoints"
-_NAME = "room.json"
+_NAME = "room"
+"""Not `.json`, which the records are."""
+_WORD = ".costguard-checkpoints"
+"""Beside checkpoints that lie outside of the folder that was trained in: says which folder that is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +66,9 @@ def open_room(root: str, cold: Cold) -> Room:
     said = _read(folder)
     name = said.get("run") or f"{os.path.basename(os.path.abspath(root)) or 'run'}-{new_id()[:8]}"
     url = cold.url or said.get("cold")
-    said = {"v": 1, "run": name, "cold": url, "storage_class": cold.storage_class or said.get("storage_class")}
+    place = None if url is None else _plain(url)
+    _check_same_place(folder, said.get("cold"), place)
+    said = {"v": 1, "run": name, "cold": place, "storage_class": cold.storage_class or said.get("storage_class")}
     _write(folder, said)
     prices = storage_class(said["storage_class"]) if said["storage_class"] else None
     store = None
@@ -90,23 +96,67 @@ def room_above(path: str, **options: Any) -> Room:
     """Open the checkpoints that a path belongs to: those of the nearest folder above it that has such a list.
 
     Args:
-        path: A checkpoint, hot or not, or a folder.
+        path: A checkpoint, hot or not, or a folder; where it lies elsewhere, the word that was left there is followed.
         options: Fields of `Cold`, in place of what was written down.
 
     Raises:
-        ConfigError: If no folder above has one.
+        RunNotFoundError: If no folder above has one.
+        ConfigError: If the cold store cannot be opened.
     """
     place = os.path.abspath(path)
     while True:
         if os.path.isfile(os.path.join(place, FOLDER, _NAME)):
             return open_room(place, Cold(**options))
+        root = _word_in(place)
+        if root is not None and os.path.isfile(os.path.join(root, FOLDER, _NAME)):
+            return open_room(root, Cold(**options))
         above = os.path.dirname(place)
         if above == place:
-            raise config_error(
+            raise RunNotFoundError(
                 f"{path!r}: no {FOLDER} folder there or above it; give the folder that was trained in with "
                 "CheckpointTiering, or a checkpoint of it."
             )
         place = above
+
+
+def leave_word(path: str, room: Room) -> None:
+    """Say beside a checkpoint that lies outside of the folder that was trained in where its list is.
+
+    Args:
+        path: The checkpoint.
+        room: The list.
+    """
+    root, place = os.path.dirname(os.path.abspath(room.inventory.folder)), os.path.dirname(os.path.abspath(path))
+    if place == root or place.startswith(root + os.sep) or _word_in(place) == root or not os.path.isdir(place):
+        return
+    room.files.write(os.path.join(place, _WORD), root.encode())
+
+
+def _word_in(place: str) -> str | None:
+    try:
+        with open(os.path.join(place, _WORD), encoding="utf-8") as file:
+            return file.read(4096)
+    except (OSError, ValueError):
+        return None
+
+
+def _plain(url: str) -> str:
+    """A place as it is written down: without credentials, and the same from any folder."""
+    if "://" not in url:
+        return os.path.abspath(url)
+    return re.sub(r"://[^/@]+@", "://", url).rstrip("/")
+
+
+def _check_same_place(folder: str, before: str | None, now: str | None) -> None:
+    """Refuse another cold store while something lies in the one before."""
+    if before is None or now is None or _plain(before) == now:
+        return
+    there = [r for r in Inventory(folder, HotFiles()).records() if r.cold_since_ns is not None]
+    if there:
+        raise config_error(
+            f"cold={now!r}: {len(there)} checkpoints of this folder are in {before}; go on with that, or train in "
+            "another default_root_dir."
+        )
 
 
 def _read(folder: str) -> dict[str, Any]:
@@ -115,7 +165,7 @@ def _read(folder: str) -> dict[str, Any]:
             said = json.load(file)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise CheckpointError(f"{os.path.join(folder, _NAME)} cannot be read ({error}); mend or remove it.") from error
     if said.get("v") != 1:
         raise CheckpointError(f"{os.path.join(folder, _NAME)} is of a newer costguard; use that.")

@@ -23,7 +23,7 @@ def fetch(path: str, **options: Any) -> str:
         The same path; it can be read now.
 
     Raises:
-        ConfigError: If no list of checkpoints lies above it.
+        RunNotFoundError: If no list of checkpoints lies above it.
         CheckpointError: If it is not known there, or its cold copy cannot be read.
     """
     if os.path.exists(path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal
@@ -46,6 +47,7 @@ class Record:
         complete: Whether its save is known to have ended.
         pinned: Whether a user pinned it.
         resumed_from: Whether this run was resumed from it.
+        released: Whether the user's own `ModelCheckpoint` has let it go.
         blocked_ns: Nanoseconds that its save held up training, `None` if unknown.
         aliases: Names beside it that are links to it.
         attempt: Upload that is going on.
@@ -54,6 +56,7 @@ class Record:
         level: How far its cold copy was verified.
         storage_class: Class of its cold copy.
         problem: What went wrong last, empty if nothing did.
+        run: The training that it belongs to, restarts included.
         origin: Where a checkpoint that was found in the cold store says it was; shown, never written to.
     """
 
@@ -71,6 +74,7 @@ class Record:
     complete: bool = True
     pinned: bool = False
     resumed_from: bool = False
+    released: bool = False
     blocked_ns: int | None = None
     aliases: tuple[str, ...] = ()
     attempt: str | None = None
@@ -79,6 +83,7 @@ class Record:
     level: int = 0
     storage_class: str | None = None
     problem: str = ""
+    run: str = ""
     origin: str = ""
 
     @property
@@ -107,7 +112,9 @@ class Record:
             complete=self.complete,
             pinned=self.pinned,
             resumed_from=self.resumed_from,
+            released=self.released,
             stage_end=self.stage_end,
+            run=self.run,
         )
 
     def encode(self) -> bytes:
@@ -139,7 +146,7 @@ def _unreadable() -> Record:
     raise CheckpointError("it cannot be read")
 
 
-FACTS: Final = ("step", "saved_ns", "epochs", "tokens", "metrics", "stage_end", "complete", "order", "pinned")
+FACTS: Final = ("step", "saved_ns", "epochs", "tokens", "metrics", "stage_end", "complete", "order", "pinned", "run")
 """What a manifest repeats of a record, so that a run can be rebuilt from its cold store alone."""
 
 
@@ -155,6 +162,8 @@ class Inventory:
         self.folder = folder
         self._files = files
         self._real_base: str | None = None
+        # Training takes up what it saves while a thread beside it moves what was saved before.
+        self._guard = threading.RLock()
 
     def records(self) -> list[Record]:
         """All readable records, from the oldest to the newest."""
@@ -197,7 +206,8 @@ class Inventory:
 
     def update(self, record: Record, **changes: Any) -> Record:
         """Change some fields of a record as it is now: what others have changed meanwhile stays."""
-        return self.save(replace(self.get(record.id), **changes))
+        with self._guard:
+            return self.save(replace(self.get(record.id), **changes))
 
     def remove(self, id: str) -> None:
         """Forget a checkpoint that is gone."""
@@ -221,7 +231,10 @@ class Inventory:
         Raises:
             RefusedError: If there is nothing, or something that is no checkpoint.
         """
-        path = self._files.real(path)
+        with self._guard:
+            return self._adopt(self._files.real(path), id, facts)
+
+    def _adopt(self, path: str, id: str, facts: dict[str, Any]) -> Record:
         fingerprint = self._files.scan(path)
         check_kinds(path, fingerprint)
         aliases = tuple(self._files.links_to(path))
@@ -249,16 +262,17 @@ class Inventory:
 
     def let_ghosts_go(self) -> list[Record]:
         """Note which hot files were deleted or overwritten by others; where a whole folder is away nothing is noted."""
-        ghosts = [
-            record
-            for record in self.records()
-            if record.state in ("hot", "both")
-            and self._files.listing(os.path.dirname(record.path))
-            and not self.there(record)
-        ]
-        for record in ghosts:
-            self._gone(record)
-        return ghosts
+        with self._guard:
+            ghosts = [
+                record
+                for record in self.records()
+                if record.state in ("hot", "both")
+                and self._files.listing(os.path.dirname(record.path))
+                and not self.there(record)
+            ]
+            for record in ghosts:
+                self._gone(record)
+            return ghosts
 
     def pin(self, id: str, pinned: bool = True) -> Record:
         """Pin a checkpoint, hot or cold, or take the pin away.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -107,7 +108,9 @@ class TransferThread:
                 if not self._ended:
                     work()
             except Exception as error:  # the cold store may raise anything, and training goes on
-                self._failed(name, error)
-            with self._guard:
-                self._open.discard(name)
-                self._guard.notify_all()
+                with contextlib.suppress(Exception):  # a warning may be an error here; nobody waits for a dead thread
+                    self._failed(name, error)
+            finally:
+                with self._guard:
+                    self._open.discard(name)
+                    self._guard.notify_all()

@@ -109,6 +109,11 @@ class BudgetStopping(Callback):
         """Why the run was stopped, as far as this rank knows; `None` if it was not."""
         return self._steps.stop or self._steps.proposed if self._steps is not None else None
 
+    @property
+    def last_model_path(self) -> str:
+        """The checkpoint of the stop, empty without one; named as ModelCheckpoint names what a restart goes on from."""
+        return self._ending.path if self._ending is not None else ""
+
     def __getstate__(self) -> dict[str, Any]:
         """Only what the user said goes along into a copy or to another process."""
         return {**self._said, "_said": self._said}

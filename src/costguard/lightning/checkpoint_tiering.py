@@ -4,36 +4,34 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
-from costguard.checkpoints.cabinet import Cold, open_room
-from costguard.checkpoints.demotion import demote, release
-from costguard.checkpoints.expiry import expire
-from costguard.checkpoints.faults import CheckpointError
-from costguard.checkpoints.inventory import Record
-from costguard.checkpoints.pace import TransferThread
-from costguard.checkpoints.recovery import recover
-from costguard.checkpoints.restore import restore
-from costguard.checkpoints.room import Room, new_id
-from costguard.errors import config_error, warn
-from costguard.keep import History, Rule
+from costguard.checkpoints.cabinet import Cold, leave_word, open_room
+from costguard.checkpoints.faults import CheckpointError, scrub_url
+from costguard.checkpoints.room import new_id
+from costguard.errors import ConfigError, config_error, warn
+from costguard.keep import Rule
 from costguard.lightning import private
 from costguard.lightning.cost_monitor import CostMonitor
 from costguard.lightning.instances import Instances, Method
 from costguard.lightning.joining import callbacks_of
 from costguard.lightning.shield import metering
-from costguard.policies.retention import Decision, Move, Retention, Tiers, plan
+from costguard.lightning.tiering_moves import Moves
+from costguard.policies.retention import Retention, Tiers
 from costguard.prices.storage import DAY_NS, storage_class
 from costguard.records import Activity
 
 Demote = Literal["rest", "none"]
-_OF_NO_RULE = ("rest", "no_rule")
 DEFAULT_BYTES_PER_S = 100e6
 """Bandwidth of demotions beside training, unless another one is given: chosen."""
+WAIT_AFTER_EXCEPTION_S = 10.0
+"""Longest that a failed training waits for moves, so that others learn of the failure soon: chosen."""
 
 
 class CheckpointTiering(Callback):
@@ -106,15 +104,14 @@ class CheckpointTiering(Callback):
             hot=_class(hot_class), cold=_class(storage_class), has_cold=cold is not None and demote == "rest"
         )
         self._wait_at_end_s = wait_at_end_s
+        self._trained: tuple[weakref.ref[Trainer] | None, str] = (None, "")
         self._begin()
 
     def _begin(self) -> None:
         self._instances = Instances()
-        self._room: Room | None = None
-        self._transfers: TransferThread | None = None
-        self._monitor: CostMonitor | None = None
-        self._released: set[str] = set()
-        self._failed = False
+        self._moves: Moves | None = None
+        self._elsewhere = False
+        self._patience_s = min(self._wait_at_end_s, WAIT_AFTER_EXCEPTION_S)
 
     def __getstate__(self) -> dict[str, Any]:
         """Only what the user said goes along into a copy or to another process."""
@@ -123,6 +120,7 @@ class CheckpointTiering(Callback):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy has its own room."""
         vars(self).update(state)
+        self._trained = (None, "")
         self._begin()
 
     # -- set up and tear down ---------------------------------------------------------------------------------
@@ -131,64 +129,82 @@ class CheckpointTiering(Callback):
         """Open the list, go on with what was interrupted, and wrap what saves, removes and loads."""
         self._leave()
         self._begin()
-        self._monitor = next((c for c in callbacks_of(trainer) if isinstance(c, CostMonitor)), None)
+        if any(isinstance(each, CheckpointTiering) and each is not self for each in callbacks_of(trainer)):
+            raise config_error("CheckpointTiering: two in one Trainer; join their rules by `|` in one.")
         private.skip_unused_hooks(self)
-        problem: Exception | None = None
-        if trainer.is_global_zero:
-            try:
-                self._room = open_room(trainer.default_root_dir, self._cold)
-                self._transfers = TransferThread(_tell)
-                self._transfers.submit("recover", self._recover)
-            except Exception as error:  # the other ranks wait for word
-                problem = error
-        failed = trainer.strategy.broadcast(str(problem) if problem else None)
-        if problem is not None:
-            raise problem
-        if failed is not None:
-            raise config_error(failed)
+        _on_first_rank(trainer, lambda: self._open(trainer), ConfigError)
         strategy, wrap = trainer.strategy, self._instances.wrap
         wrap(trainer, "save_checkpoint", lambda original: self._saving(original, trainer))
-        wrap(strategy.checkpoint_io, "remove_checkpoint", self._removing)
+        wrap(strategy.checkpoint_io, "remove_checkpoint", lambda original: self._removing(original, trainer))
         wrap(strategy, "load_checkpoint", lambda original: self._loading(original, trainer))
 
-    def _recover(self) -> None:
-        assert self._room is not None
-        for problem in recover(self._room).problems:
-            warn(f"checkpoints: {problem}")
+    def _open(self, trainer: Trainer) -> None:
+        root = str(trainer.default_root_dir)
+        if "://" in root:
+            raise config_error(
+                f"CheckpointTiering: default_root_dir={root!r} is not on this machine's disk; give the Trainer a "
+                "folder that is, in which the list of checkpoints lies."
+            )
+        try:
+            room = open_room(root, self._cold)
+        except OSError as error:
+            if trainer.state.fn != TrainerFn.FITTING:
+                return  # what only reads may run where nothing can be written
+            raise config_error(
+                f"CheckpointTiering: the list of checkpoints cannot be kept in {root} ({error.strerror}); give the "
+                "Trainer a default_root_dir that can be written to."
+            ) from error
+        trained, run = self._trained
+        if trained is None or trained() is not trainer:
+            run = new_id()
+        self._trained = weakref.ref(trainer), run  # a Trainer that goes on without a checkpoint is the same run
+        self._moves = Moves(room, self._retention, self._tiers, lambda: _last_paths(trainer), run)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Give demotions a last while; it is charged to them."""
-        self._finish()
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Everything is saved: give demotions a last while; it is charged to them."""
+        if self._moves is None:
+            return
+        with metering(), _charged(trainer, Activity.DEMOTION):
+            left = self._moves.finish(self._wait_at_end_s)
+            if left:
+                warn(
+                    f"checkpoints: {left} moves are not done after {self._wait_at_end_s:.0f} s; nothing is lost, they "
+                    "go on when this folder is trained in again."
+                )
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """A run that failed may keep less, for shorter."""
-        self._failed = True
-        with metering():
-            self._consider()
+        """A run that failed may keep less, for shorter; a user or a budget that stops it is no failure.
+
+        What `ModelCheckpoint` saves because of the exception is still taken up, so this leaves last.
+        """
+        self._instances.wrap(*private.last_after_an_exception(trainer), self._then_leave)
+        if self._moves is not None:
+            self._moves.failed = isinstance(exception, Exception)
+        if isinstance(exception, KeyboardInterrupt):
+            self._patience_s = 0.0  # somebody waits at the keyboard
+
+    def _then_leave(self, original: Method) -> Method:
+        def teardown(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(*args, **kwargs)
+            finally:
+                with metering():
+                    if self._moves is not None:
+                        self._moves.finish(self._patience_s)
+                self._leave()
+
+        return teardown
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Put everything back."""
         self._leave()
 
-    def _finish(self) -> None:
-        transfers = self._transfers
-        if transfers is None or self._room is None:
-            return
-        with metering(), self._charged(Activity.DEMOTION):
-            transfers.wait(self._wait_at_end_s / 2)
-            self._consider()
-            if not transfers.wait(self._wait_at_end_s / 2):
-                warn(
-                    f"checkpoints: {transfers.pending} moves are not done after {self._wait_at_end_s:.0f} s; nothing "
-                    "is lost, they go on when this folder is trained in again."
-                )
-
     def _leave(self) -> None:
         self._instances.put_back()
         private.restore_hooks(self)
-        if self._transfers is not None:
-            self._transfers.close(0)
-            self._transfers = None
+        if self._moves is not None:
+            self._moves.close()
+            self._moves = None
 
     # -- what Lightning does with checkpoints -----------------------------------------------------------------
 
@@ -196,151 +212,113 @@ class CheckpointTiering(Callback):
         def save_checkpoint(filepath: Any, *args: Any, **kwargs: Any) -> Any:
             begin = time.monotonic_ns()
             result = original(filepath, *args, **kwargs)
-            if self._room is not None and "://" not in os.fspath(filepath):
-                with metering():
-                    self._saved(trainer, os.path.abspath(os.fspath(filepath)), time.monotonic_ns() - begin)
+            if self._moves is not None:
+                with metering(), _charged(trainer, Activity.METERING):
+                    self._saved(trainer, self._moves, os.fspath(filepath), time.monotonic_ns() - begin)
             return result
 
         return save_checkpoint
 
-    def _saved(self, trainer: Trainer, path: str, blocked_ns: int) -> None:
+    def _saved(self, trainer: Trainer, moves: Moves, path: str, blocked_ns: int) -> None:
         """Take a checkpoint up once it is written, which for a background save is later."""
-        assert self._transfers is not None
-        facts = {**_facts(trainer), "blocked_ns": blocked_ns}
-        written = private.when_saved(trainer)
+        if "://" in path:
+            if not self._elsewhere:
+                self._elsewhere = True
+                warn(f"checkpoints: {scrub_url(path)} is not on this machine's disk; what is saved there stays as is.")
+            return
+        if os.path.basename(path).startswith("."):
+            return  # what a tuner goes back to and deletes again
+        written = private.when_saved(trainer) if private.saves_beside(trainer) else None
+        path = os.path.abspath(path)
+        leave_word(path, moves.room)
+        moves.take_up(path, {**_facts(trainer), "blocked_ns": blocked_ns}, written)
 
-        def take_up() -> None:
-            written()
-            if self._room is not None and os.path.exists(path):
-                self._room.inventory.adopt(path, new_id(), complete=True, **facts)
-
-        if private.saves_beside(trainer):
-            self._transfers.submit(f"take up {path} {facts['step']}", take_up)
-        else:
-            take_up()
-        self._consider()
-
-    def _removing(self, original: Method) -> Method:
+    def _removing(self, original: Method, trainer: Trainer) -> Method:
         def remove_checkpoint(path: Any, *args: Any, **kwargs: Any) -> Any:
+            moves = self._moves
+            if moves is None or "://" in os.fspath(path):
+                return original(path, *args, **kwargs)
             stays = False
-            with metering():
-                stays = self._stays(os.fspath(path))
-            return None if stays else original(path, *args, **kwargs)
+            with metering(), _charged(trainer, Activity.METERING):
+                stays = moves.stays(os.path.abspath(os.fspath(path)))
+            if stays:
+                return None
+            result = original(path, *args, **kwargs)
+            with metering(), _charged(trainer, Activity.METERING):
+                moves.forget()
+            return result
 
         return remove_checkpoint
 
-    def _stays(self, path: str) -> bool:
-        """Whether what is to be deleted is kept by a rule, or demoted instead."""
-        record, room = self._record_of(path), self._room
-        if record is None or room is None:
-            return False
-        self._released.add(record.id)
-        decision = next(d for d in self._plan(room) if d.id == record.id)
-        if decision.move is Move.KEEP and decision.rule not in _OF_NO_RULE:
-            return True
-        if decision.move is Move.EXPIRE or not self._tiers.has_cold:
-            return False
-        self._consider()
-        return True
-
-    def _plan(self, room: Room) -> list[Decision]:
-        checkpoints = [record.as_checkpoint() for record in room.inventory.records()]
-        history = History(checkpoints=checkpoints, failed=self._failed)
-        return plan(history, self._retention, time.time_ns(), self._tiers)
-
-    def _record_of(self, path: str) -> Record | None:
-        return self._room.inventory.find(path) if self._room is not None and "://" not in path else None
-
     def _loading(self, original: Method, trainer: Trainer) -> Method:
         def load_checkpoint(checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
-            problem: Exception | None = None
             path = os.fspath(checkpoint_path)
-            if trainer.is_global_zero:
-                try:
-                    self._bring_back(trainer, path)
-                except Exception as error:  # the other ranks wait for word
-                    problem = error
-            failed = trainer.strategy.broadcast(str(problem) if problem else None)
-            if problem is not None:
-                raise problem
-            if failed is not None:
-                raise CheckpointError(failed)
+            if "://" not in path:
+                with _charged(trainer, Activity.RESTORE):
+                    _on_first_rank(trainer, lambda: self._bring_back(trainer, os.path.abspath(path)), CheckpointError)
             return original(checkpoint_path, *args, **kwargs)
 
         return load_checkpoint
 
     def _bring_back(self, trainer: Trainer, path: str) -> None:
-        record, room = self._record_of(path), self._room
-        if record is None or room is None:
+        if self._moves is None:
             return
-        if not os.path.exists(path):
-            if self._transfers is not None:
-                self._transfers.wait(self._wait_at_end_s)
-            restore(room, record.id)
-        if trainer.state.fn == TrainerFn.FITTING:
-            for other in room.inventory.records():
-                if other.resumed_from and other.id != record.id:
-                    room.inventory.update(other, resumed_from=False)
-            room.inventory.update(record, resumed_from=True)
+        record = self._moves.bring_back(path, self._wait_at_end_s)
+        scratch = os.path.basename(path).startswith(".")
+        if record is not None and trainer.state.fn == TrainerFn.FITTING and not scratch:
+            self._moves.resumed_from(record)
 
-    # -- what becomes of them ---------------------------------------------------------------------------------
 
-    def _consider(self) -> None:
-        """Have the plan made and carried out beside training."""
-        if self._transfers is not None and self._room is not None:
-            self._transfers.submit(f"plan {time.monotonic_ns()}", self._carry_out)
-
-    def _carry_out(self) -> None:
-        room = self._room
-        assert room is not None
-        for decision in self._plan(room):
-            record = next((r for r in room.inventory.records() if r.id == decision.id), None)
-            if record is not None:
-                self._do(room, record, decision)
-
-    def _do(self, room: Room, record: Record, decision: Decision) -> None:
-        move = decision.move
-        if move is Move.KEEP and decision.rule == "no_rule" and record.id in self._released:
-            move = Move.DEMOTE  # without rules the user's own ModelCheckpoint decides what goes
+def _on_first_rank(trainer: Trainer, work: Callable[[], None], kind: Callable[[str], Exception]) -> None:
+    """Do something on one rank; what goes wrong there goes wrong on all, so that none waits for another."""
+    problem: Exception | None = None
+    if trainer.is_global_zero:
         try:
-            if move is Move.EXPIRE:
-                expire(room, record.id)
-            elif move is Move.DEMOTE and room.store is not None and _may_go(room, record):
-                demote(room, record.id)
-                release(room, record.id)
-        except CheckpointError as error:
-            warn(f"checkpoints: step {record.step} stays where it is ({error})")
-
-    def _charged(self, activity: Activity) -> Any:
-        run = self._monitor.metered if self._monitor is not None else None
-        return run.meter.span(activity) if run is not None else metering()
+            work()
+        except Exception as error:  # the other ranks wait for word
+            problem = error
+    failed = trainer.strategy.broadcast(str(problem) if problem else None)
+    if problem is not None:
+        raise problem
+    if failed is not None:
+        raise kind(failed)
 
 
-def _may_go(room: Room, record: Record) -> bool:
-    newest = room.inventory.newest_complete()
-    return (
-        record.tier != "cold"
-        and not record.resumed_from
-        and not record.pinned
-        and (newest is None or newest.id != record.id)
-    )
+@contextmanager
+def _charged(trainer: Trainer, activity: Activity) -> Iterator[None]:
+    """Charge a block to an activity, where there is a monitor in the Trainer; BudgetStopping may add one late."""
+    monitor = next((c for c in callbacks_of(trainer) if isinstance(c, CostMonitor)), None)
+    run = monitor.metered if monitor is not None else None
+    with run.meter.span(activity) if run is not None else nullcontext():
+        yield
+
+
+def _last_paths(trainer: Trainer) -> list[str]:
+    """What a restart goes on from: what `ckpt_path="last"` may choose, and what BudgetStopping has saved."""
+    return [str(getattr(each, "last_model_path", "")) for each in callbacks_of(trainer)]
+
+
+def _tokens(trainer: Trainer) -> int | None:
+    monitor = next((c for c in callbacks_of(trainer) if isinstance(c, CostMonitor)), None)
+    figures = monitor.metered.figures() if monitor is not None and monitor.metered is not None else None
+    return figures.tokens if figures is not None else None
 
 
 def _facts(trainer: Trainer) -> Mapping[str, Any]:
     metrics: dict[str, float | None] = {}
+    tokens: int | None = None
     for name, value in trainer.callback_metrics.items():
         with metering():
             metrics[name] = float(value)
+    with metering():
+        tokens = _tokens(trainer)
     return {
         "step": trainer.global_step,
         "saved_ns": time.time_ns(),
         "epochs": trainer.current_epoch,
+        "tokens": tokens,
         "metrics": metrics,
     }
-
-
-def _tell(name: str, error: Exception) -> None:
-    warn(f"checkpoints: {name} failed ({type(error).__name__}: {error}); nothing is lost, it is tried again.")
 
 
 def _days(option: str, days: float | None) -> int | None:

@@ -169,8 +169,7 @@ class CostMonitor(Callback):
     @property
     def forecast(self) -> Forecast | None:
         """How the run is expected to end, `None` until that can be said, or on another rank than the first."""
-        outlook = self._training.outlook if self._training is not None else None
-        return outlook.forecast if outlook is not None else None
+        return self._training.forecast if self._training is not None else None
 
     @property
     def metered(self) -> Run | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 Method = Callable[..., Any]
@@ -61,13 +62,23 @@ class _Wrapped:
         call.__name__ = call.__qualname__ = name
         self.call = replacement if direct else call
         self._fall_silent = fall_silent
+        self._silent = False
+        with suppress(AttributeError):  # a bound method takes no attributes
+            self.call.costguard_wrapped = self  # type: ignore[attr-defined]
 
     def put_back(self) -> None:
         """Take the replacement out, or make it pass calls through where somebody has wrapped on it."""
         self._fall_silent()
+        self._silent = True
         if vars(self._instance).get(self._name) is not self.call:
             return
-        if self._was_own:
-            setattr(self._instance, self._name, self._original)
+        below = self._below()
+        if below._was_own:
+            setattr(self._instance, self._name, below._original)
         else:
             delattr(self._instance, self._name)
+
+    def _below(self) -> _Wrapped:
+        """The lowest of the wrappers under this one that another callback of ours could not take out."""
+        under = getattr(self._original, "costguard_wrapped", None)
+        return under._below() if isinstance(under, _Wrapped) and under._silent else self

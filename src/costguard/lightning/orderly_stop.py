@@ -37,6 +37,7 @@ class OrderlyStop:
     def __init__(
         self, trainer: Trainer, module: LightningModule, run: Run, on_breach: str, together: Together | None
     ) -> None:
+        self.path = ""
         self._trainer = trainer
         self._module = module
         self._run = run
@@ -65,7 +66,7 @@ class OrderlyStop:
             finite = self._together.agree(int(not finite)) == 0
         if finite:
             with self._run.meter.span(Activity.CHECKPOINT):
-                path = clean_stop.save_last(trainer, f"stopped-step={step}.ckpt")
+                self.path = path = clean_stop.save_last(trainer, f"stopped-step={step}.ckpt")
             if trainer.is_global_zero:
                 print(f"costguard: {why.message} Stopped at step {step}; saved {path}.", flush=True)
         else:

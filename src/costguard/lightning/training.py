@@ -18,6 +18,7 @@ from costguard.lightning.run import Run
 from costguard.lightning.settings import Settings
 from costguard.lightning.shield import tell
 from costguard.lightning.stepping import StepMeter
+from costguard.plan.forecast import Forecast
 from costguard.units import NS_PER_S
 
 
@@ -63,6 +64,11 @@ class Training:
             return result
 
         return on_train_batch_start
+
+    @property
+    def forecast(self) -> Forecast | None:
+        """How the run is expected to end, as far as it can be said here."""
+        return self.outlook.forecast if self.outlook is not None else None
 
     def end_batch(self, batch: Any, ended_ns: int) -> bool:
         """A batch is done; returns whether it is time for a tick."""

@@ -28,8 +28,9 @@ class Retention:
     """What a user wants of the checkpoints of a run.
 
     Args:
-        keep: What stays; without a rule everything does.
-        demote: `rest` moves to the cold tier what no rule keeps; `none` leaves it where it is.
+        keep: What stays; without a rule all but what the user's own `ModelCheckpoint` has let go.
+        demote: `rest` moves to the cold tier what no rule keeps; `none` leaves it where it is, or deletes it if
+            `ModelCheckpoint` has let it go.
         expire_after_ns: Nanoseconds after the save at which what no rule keeps is deleted everywhere; never if `None`.
         failed_expire_after_ns: The same for a run that failed, `None` for no difference.
         hot_quota_bytes: Bytes on the hot disk above which also what a rule keeps is demoted, the oldest first.
@@ -106,6 +107,7 @@ class Decision:
 def plan(history: History, retention: Retention, now_ns: int, tiers: Tiers | None = None) -> list[Decision]:
     """Decide what becomes of each checkpoint.
 
+    Rules hold for each run by itself, the hot disk's quota for all.
     Unfinished or foreign checkpoints, the newest complete ones, the one resumed from and pinned ones never go.
     An expiry that would be billed anyway is put off until it is free, and a move that costs more than it saves
     is not made.
@@ -120,13 +122,14 @@ def plan(history: History, retention: Retention, now_ns: int, tiers: Tiers | Non
         One decision for each checkpoint, in the order given.
     """
     tiers = tiers or Tiers()
-    guards = _guards(history, retention.keep_hot)
-    rules = _rules(history, retention.keep)
-    life_ns = retention.life_ns(history.failed)
-    decided = {
-        c.id: guards.get(c.id) or rules.get(c.id) or _rest(c, retention, life_ns, now_ns, tiers)
-        for c in history.checkpoints
-    }
+    guards: dict[str, Decision] = {}
+    decided: dict[str, Decision] = {}
+    for part in history.of_each_run():
+        guards |= _guards(part, retention.keep_hot)
+        rules = _rules(part, retention.keep)
+        life_ns = retention.life_ns(part.failed)
+        for c in part.checkpoints:
+            decided[c.id] = guards.get(c.id) or rules.get(c.id) or _rest(c, retention, life_ns, now_ns, tiers)
     _fit_quota(history, retention, decided, guards, tiers)
     return [decided[c.id] for c in history.checkpoints]
 
@@ -155,6 +158,7 @@ def _rules(history: History, keep: Rule | None) -> dict[str, Decision]:
         return {
             c.id: Decision(id=c.id, move=Move.KEEP, rule="no_rule", reason="no rule was given")
             for c in history.checkpoints
+            if not c.released
         }
     kept: dict[str, Decision] = {}
     for rule in keep.parts():
@@ -170,6 +174,8 @@ def _rest(c: Checkpoint, retention: Retention, life_ns: int | None, now_ns: int,
     if c.tier == "cold":
         return Decision(id=c.id, move=Move.KEEP, rule="rest", reason="it is cold already")
     if retention.demote == "none" or not tiers.has_cold:
+        if c.released and c.tier == "hot":
+            return Decision(id=c.id, move=Move.EXPIRE, rule="released", reason="its own ModelCheckpoint deletes it")
         return Decision(id=c.id, move=Move.KEEP, rule="rest", reason="nothing is demoted")
     left_ns = None if life_ns is None else life_ns - (now_ns - c.saved_ns)
     return _demote(c, left_ns, tiers)

@@ -1,0 +1,216 @@
+"""What becomes of a training's checkpoints: planned and carried out on one thread beside it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+from costguard.checkpoints.demotion import demote, release
+from costguard.checkpoints.expiry import expire
+from costguard.checkpoints.faults import CheckpointError, StoreError
+from costguard.checkpoints.inventory import Record
+from costguard.checkpoints.pace import TransferThread
+from costguard.checkpoints.recovery import recover
+from costguard.checkpoints.restore import restore
+from costguard.checkpoints.room import Room, new_id
+from costguard.errors import warn
+from costguard.keep import History
+from costguard.policies.retention import Decision, Move, Retention, Tiers, plan
+
+_UNDER_WAY: Final = ("demoting", "releasing", "expiring")
+_EARLIER: WeakValueDictionary[str, TransferThread] = WeakValueDictionary()
+"""Of each folder the thread that last moved its checkpoints: what a training has left goes on while another begins."""
+
+
+class Moves:
+    """One training's list of checkpoints, and the thread that moves them.
+
+    Args:
+        room: The checkpoints.
+        retention: What the user wants.
+        tiers: The two places.
+        pointers: Gives the files that `ckpt_path="last"` may choose from; those stay on the hot disk.
+        run: The run that is trained, until it is known that another one is gone on with.
+    """
+
+    def __init__(
+        self, room: Room, retention: Retention, tiers: Tiers, pointers: Callable[[], Iterable[str]], run: str
+    ) -> None:
+        self.room = room
+        self.failed = False
+        self.run = run
+        self._retention = retention
+        self._tiers = tiers
+        self._pointers = pointers
+        self._coming: set[str] = set()
+        self._going: set[str] = set()
+        self._guard = threading.Lock()
+        self._wanted = False
+        self._closed = False
+        self._told: set[str] = set()
+        self._thread = TransferThread(self._tell)
+        earlier = _EARLIER.get(room.inventory.folder)
+        _EARLIER[room.inventory.folder] = self._thread
+        self._thread.submit("recover", lambda: self._begin(earlier))
+
+    def _begin(self, earlier: TransferThread | None) -> None:
+        while earlier is not None and not self._closed and not earlier.wait(0.2):
+            pass
+        self._recover()
+
+    def _recover(self) -> bool:
+        """Go on with what was interrupted; says whether all of it could be."""
+        problems = recover(self.room).problems
+        for problem in problems:
+            self._say(problem, f"checkpoints: {problem}")
+        return not problems
+
+    # -- from training ------------------------------------------------------------------------------------------
+
+    def take_up(self, path: str, facts: Mapping[str, Any], written: Callable[[], Any] | None) -> None:
+        """Take a checkpoint up, once `written` returns if it is written beside."""
+        if written is None:
+            self._adopt(path, facts)
+        else:
+            with self._guard:
+                self._coming.add(path)
+            self._thread.submit(f"take up {path} {new_id()}", lambda: self._adopt_written(path, facts, written))
+        self.consider()
+
+    def _adopt_written(self, path: str, facts: Mapping[str, Any], written: Callable[[], Any]) -> None:
+        try:
+            written()
+            self._adopt(path, facts)
+        finally:
+            with self._guard:
+                going = path in self._going
+                self._coming.discard(path)
+                self._going.discard(path)
+        record = self.room.inventory.find(path) if going else None
+        if record is not None:
+            self.room.inventory.update(record, released=True)
+
+    def _adopt(self, path: str, facts: Mapping[str, Any]) -> None:
+        if os.path.exists(path):
+            self.room.inventory.adopt(path, new_id(), complete=True, run=self.run, **facts)
+
+    def stays(self, path: str) -> bool:
+        """Whether what is to be deleted is kept by a rule, or demoted instead."""
+        with self._guard:
+            if path in self._coming:
+                self._going.add(path)
+                return True
+        record = self.room.inventory.find(path)
+        if record is None:
+            return False
+        self.room.inventory.update(record, released=True)
+        decision = next((d for d in self.plan() if d.id == record.id), None)
+        if decision is None or decision.move is Move.EXPIRE:
+            return False
+        self.consider()
+        return True
+
+    def forget(self) -> None:
+        """Something was deleted by others: what is gone counts in no rule any more."""
+        self.room.inventory.let_ghosts_go()
+
+    def bring_back(self, path: str, patience_s: float) -> Record | None:
+        """Make a checkpoint readable under its old path; its record, `None` if it is not one of ours."""
+        record = self.room.inventory.find(path)
+        if record is None:
+            return None
+        if record.state not in ("hot", "both") or not os.path.exists(path):
+            self._thread.wait(patience_s)
+            record = self.room.inventory.find(path) or record
+        if not os.path.exists(path):
+            restore(self.room, record.id)
+        return record
+
+    def resumed_from(self, record: Record) -> None:
+        """Training goes on from a checkpoint, which therefore stays; the one before need not."""
+        self.run = record.run
+        for other in self.room.inventory.records():
+            if other.run == record.run and other.resumed_from != (other.id == record.id):
+                self.room.inventory.update(other, resumed_from=other.id == record.id)
+
+    def consider(self) -> None:
+        """Have the plan made and carried out beside training."""
+        self._wanted = True
+        self._thread.submit("plan", self._carry_out)
+
+    def finish(self, patience_s: float) -> int:
+        """Carry out the plan for the last time; how many jobs are not done when the patience is at its end."""
+        end = time.monotonic() + patience_s
+        self._thread.wait(patience_s)
+        self.consider()
+        return 0 if self._thread.wait(max(0.0, end - time.monotonic())) else self._thread.pending
+
+    def close(self) -> None:
+        """Take nothing more on; what is being moved now may come to its end."""
+        self._closed = True
+        self._thread.close(0)
+
+    # -- on the thread ------------------------------------------------------------------------------------------
+
+    def plan(self) -> list[Decision]:
+        """What is to become of each."""
+        checkpoints = [record.as_checkpoint() for record in self.room.inventory.records()]
+        history = History(checkpoints=checkpoints, failed=self.failed, run=self.run)
+        return plan(history, self._retention, time.time_ns(), self._tiers)
+
+    def _carry_out(self) -> None:
+        while self._wanted and not self._closed:
+            self._wanted = False
+            inventory = self.room.inventory
+            # Nothing but this thread moves anything: what is under way was left there by a store that went away.
+            if any(record.state in _UNDER_WAY for record in inventory.records()) and not self._recover():
+                return
+            inventory.let_ghosts_go()
+            for decision in self.plan():
+                if self._closed or not self._do(decision):
+                    return
+
+    def _do(self, decision: Decision) -> bool:
+        """Carry one decision out; says whether it is worth going on with the others now."""
+        if decision.move is Move.KEEP:
+            return True
+        record = next((r for r in self.room.inventory.records() if r.id == decision.id), None)
+        if record is None or not self._may_go(record):
+            return True
+        try:
+            if decision.move is Move.EXPIRE:
+                expire(self.room, record.id)
+            elif self.room.store is not None and record.tier != "cold":
+                demote(self.room, record.id)
+                release(self.room, record.id)
+        except StoreError as error:
+            self._say(error.kind, f"checkpoints stay on the hot disk for now, and are moved later: {error}")
+            return False
+        except CheckpointError as error:
+            # One that was overwritten meanwhile is another checkpoint now.
+            if self.room.inventory.there(record):
+                self._say(record.id, f"checkpoints: step {record.step} stays where it is: {error}")
+        return True
+
+    def _may_go(self, record: Record) -> bool:
+        newest = self.room.inventory.newest_complete()
+        if record.resumed_from or record.pinned or (newest is not None and newest.id == record.id):
+            return False
+        if record.tier == "cold":
+            return True
+        pointed = {os.path.realpath(path) for path in self._pointers() if path}
+        return record.path not in pointed and not self.room.files.links_to(record.path)
+
+    def _tell(self, name: str, error: Exception) -> None:
+        what = name.partition(" /")[0]
+        self._say(what, f"checkpoints: {what}: {error} ({type(error).__name__}); nothing is lost, it is tried again.")
+
+    def _say(self, about: str, sentence: str) -> None:
+        """Warn once of each thing: a store that is away is away at every save."""
+        if about not in self._told:
+            self._told.add(about)
+            warn(sentence)
