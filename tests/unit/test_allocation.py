@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from costguard.ledger.allocation import Allocation, read_allocation
+from costguard.ledger.allocation import Allocation, read_allocation, restarts_left
 from costguard.ledger.mounts import ephemeral_disk
 
 UID = "0b7c1d2e-3f40-4a5b-8c6d-7e8f90a1b2c3"
@@ -93,6 +93,22 @@ def test_a_requeued_job_is_a_new_hold() -> None:
     first, second = (read_allocation({"SLURM_JOB_ID": "1", "SLURM_RESTART_COUNT": n}, mounts="") for n in "01")
     assert first.job == second.job
     assert first.tenure.allocation != second.tenure.allocation
+
+
+@pytest.mark.parametrize(
+    ("env", "left"),
+    [
+        ({}, 0),
+        ({"TORCHELASTIC_MAX_RESTARTS": "3", "TORCHELASTIC_RESTART_COUNT": "1"}, 2),
+        ({"SLURM_JOB_ID": "42", "SLURM_JOB_NAME": "train", "SLURM_RESTART_COUNT": "5"}, 1),
+        ({"SLURM_JOB_ID": "42", "SLURM_JOB_NAME": "interactive"}, 0),
+        ({"SLURM_JOB_ID": "42", "TORCHELASTIC_MAX_RESTARTS": "3"}, 4),
+    ],
+    ids=["alone", "torchrun", "slurm", "slurm, interactive", "torchrun in slurm"],
+)
+def test_starts_that_may_still_come(env: dict[str, str], left: int) -> None:
+    """A launcher says how many; a Slurm job can be requeued after any end, so one is always to come."""
+    assert restarts_left(env) == left
 
 
 @pytest.mark.parametrize(

@@ -104,16 +104,21 @@ def _elastic(env: Mapping[str, str], host: str) -> _Found | None:
 
 
 def restarts_left(env: Mapping[str, str]) -> int:
-    """How often the launcher will still start the work again if it ends with any code but 0; 0 if it does not say.
+    """How often launcher and scheduler may still start the work again if it ends with any code but 0.
 
     Args:
         env: Usually `os.environ`.
 
+    Returns:
+        What the launcher says, and one requeue of a Slurm job: Slurm does not say how often it may come.
+
     Source:
-        torch.distributed.elastic, "Environment Variables": torchrun restarts whatever the code is.
+        torch.distributed.elastic, "Environment Variables": torchrun restarts whatever the code is. scontrol(1),
+        "requeue": a job that has ended may be put back into the queue.
     """
     most, done = env.get("TORCHELASTIC_MAX_RESTARTS", ""), env.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return max(0, int(most) - int(done)) if most.isdigit() and done.isdigit() else 0
+    launched = max(0, int(most) - int(done)) if most.isdigit() and done.isdigit() else 0
+    return launched + (_slurm(env) is not None)
 
 
 def _gpus_on_node(env: Mapping[str, str]) -> int | None:
