@@ -38,6 +38,7 @@ fix: setup ## Format and mend what can be mended
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup ## Measure the overhead per step against Lightning's own ThroughputMonitor, and score forecasts
+bench: setup ## Measure the overhead per step against Lightning's own ThroughputMonitor, score forecasts, and time demotions
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/forecasts.py
+	$(BIN)/python benchmarks/demotion.py
