@@ -45,6 +45,20 @@ def test_print_config_round_trips(cli, tmp_path: Path, capsys: pytest.CaptureFix
     assert monitor["init_args"]["usd_per_gpu_hour"] == 2.49
 
 
+def _error(  # type: ignore[no-untyped-def]
+    cli, callback: str, arguments: dict[str, object], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> str:
+    """The one error that a callback's bad value ends the command with."""
+    config = yaml.safe_load(CONFIG.read_text())
+    config["trainer"]["callbacks"] = [{"class_path": callback, "init_args": arguments}]
+    (folder / "bad.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(SystemExit) as end:
+        cli("fit", "--config", str(folder / "bad.yaml"))
+    assert end.value.code == 2
+    (error,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    return error
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -61,15 +75,7 @@ def test_a_bad_value_is_one_sentence(  # type: ignore[no-untyped-def]
     cli, arguments: dict[str, object], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Option, value and remedy in one sentence, exit code 2; not 80 lines about types."""
-    config = yaml.safe_load(CONFIG.read_text())
-    config["trainer"]["callbacks"] = [{"class_path": "costguard.CostMonitor", "init_args": arguments}]
-    (tmp_path / "bad.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises(SystemExit) as end:
-        cli("fit", "--config", str(tmp_path / "bad.yaml"))
-    assert end.value.code == 2
-    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1
-    assert sentence in errors[0]
+    assert sentence in _error(cli, "costguard.CostMonitor", arguments, tmp_path, capsys)
 
 
 def test_a_price_book_from_yaml(cli, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -151,12 +157,4 @@ def test_a_bad_limit_is_one_sentence(  # type: ignore[no-untyped-def]
     cli, arguments: dict[str, object], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As for the monitor: option, value and remedy, exit code 2."""
-    config = yaml.safe_load(CONFIG.read_text())
-    config["trainer"]["callbacks"] = [{"class_path": "costguard.BudgetStopping", "init_args": arguments}]
-    (tmp_path / "bad.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises(SystemExit) as end:
-        cli("fit", "--config", str(tmp_path / "bad.yaml"))
-    assert end.value.code == 2
-    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1
-    assert sentence in errors[0]
+    assert sentence in _error(cli, "costguard.BudgetStopping", arguments, tmp_path, capsys)

@@ -9,6 +9,8 @@ import stat
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from costguard.syncing import sync_folder
+
 _CLOEXEC = getattr(os, "O_CLOEXEC", 0)
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
@@ -111,14 +113,14 @@ class HotFiles:
     def settle(self, path: str, mtime_ns: int) -> None:
         """Set a file's time and flush it to the disk."""
         os.utime(path, ns=(mtime_ns, mtime_ns), follow_symlinks=False)
-        self._sync(path)
+        sync_folder(path)
 
     def rename(self, source: str, target: str) -> None:
         """Give a file or folder another name on the same disk, in place of what has it."""
         os.replace(source, target)
-        self._sync(os.path.dirname(target))
+        sync_folder(os.path.dirname(target))
         if os.path.dirname(source) != os.path.dirname(target):
-            self._sync(os.path.dirname(source))
+            sync_folder(os.path.dirname(source))
 
     def link(self, target: str, path: str) -> None:
         """Make a symbolic link; nothing happens if something is there."""
@@ -143,7 +145,7 @@ class HotFiles:
     def make_folder(self, path: str) -> None:
         """Make a folder and those above it."""
         os.makedirs(path, exist_ok=True)
-        self._sync(os.path.dirname(path))
+        sync_folder(os.path.dirname(path))
 
     def listing(self, path: str) -> list[str]:
         """Names in a folder, sorted; empty if there is no such folder."""
@@ -191,16 +193,6 @@ class HotFiles:
             # Unlocked by name: a child that was forked meanwhile holds the handle too.
             fcntl.flock(handle, fcntl.LOCK_UN)
         os.close(handle)
-
-    @staticmethod
-    def _sync(path: str) -> None:
-        # Some network file systems refuse to flush a folder; the file itself is still there.
-        with contextlib.suppress(OSError):
-            handle = os.open(path or ".", os.O_RDONLY | _CLOEXEC)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
 
 
 def remove_tree(files: HotFiles, path: str) -> None:

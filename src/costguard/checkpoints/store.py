@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from costguard.checkpoints.faults import StoreError, store_error
+from costguard.syncing import sync_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,16 +238,7 @@ class LocalStore:
         """Flush the names of a file and of the folders that may have been made for it."""
         while len(path) > len(self.root):
             path = os.path.dirname(path)
-            self._sync(path)
-
-    @staticmethod
-    def _sync(path: str) -> None:
-        with contextlib.suppress(OSError):
-            handle = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+            sync_folder(path)
 
     @contextlib.contextmanager
     def _told(self, what: str) -> Iterator[None]:

@@ -8,6 +8,7 @@ import os
 from typing import Protocol
 
 from costguard.ledger.mounts import is_network
+from costguard.syncing import sync_folder
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
 
@@ -85,7 +86,7 @@ class LocalFiles:
     def create(self, path: str) -> int:
         """Create a file exclusively and make its name durable."""
         handle = os.open(path, _CREATE, 0o644)
-        self._sync_folder(os.path.dirname(path))
+        sync_folder(os.path.dirname(path))
         return handle
 
     def write(self, handle: int, data: bytes) -> int:
@@ -129,13 +130,3 @@ class LocalFiles:
             return sorted(os.listdir(path))
         except (FileNotFoundError, NotADirectoryError):
             return []
-
-    @staticmethod
-    def _sync_folder(path: str) -> None:
-        # Some network file systems refuse to sync a folder; the file itself is still there.
-        with contextlib.suppress(OSError):
-            handle = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)

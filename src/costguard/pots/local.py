@@ -7,6 +7,8 @@ import errno
 import os
 import secrets
 
+from costguard.syncing import sync_folder
+
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL, errno.EACCES}
 _HIDDEN = "."
 
@@ -48,7 +50,7 @@ class LocalStore:
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(hidden)
-        _sync(os.path.dirname(path))
+        sync_folder(os.path.dirname(path))
         return True
 
     def put(self, key: str, data: bytes) -> None:
@@ -107,13 +109,3 @@ class LocalStore:
         except FileExistsError:
             return False
         return True
-
-
-def _sync(folder: str) -> None:
-    # Some network file systems refuse to sync a folder; the file itself is still there.
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
