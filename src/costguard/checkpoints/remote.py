@@ -49,7 +49,7 @@ def open_store(
     options = dict(storage_options or {})
     if protocol in _S3:
         configured = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})
-        own = {"retries": {"total_max_attempts": 1}}
+        own = {"retries": {"total_max_attempts": 1}, "request_checksum_calculation": "when_required"}
         options["config_kwargs"] = {**own, **configured, **options.get("config_kwargs", {})}
     shown = scrub_url(url).rstrip("/")
     secrets = [*secrets_in(options), *secrets_in(fsspec.config.conf.get(protocol, {})), *_secrets_around(url)]

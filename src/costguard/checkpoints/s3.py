@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import random
 from collections import deque
@@ -98,7 +99,7 @@ class S3Store:
             if len(flying) == CONCURRENCY:
                 tags.append(self._tag(upload, flying.popleft()))
             where = {"UploadId": upload.id, "PartNumber": number, **self._at(upload.key)}
-            flying.append(self._begin("upload_part", Body=part, **where))
+            flying.append(self._begin("upload_part", Body=io.BytesIO(part), **where))
         while flying:
             tags.append(self._tag(upload, flying.popleft()))
         return tags
