@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -46,6 +46,7 @@ class Checkpoint:
         released: Whether the user's own `ModelCheckpoint` has let it go.
         stage_end: Name of the stage that it ends, `None` if it ends none.
         run: The training that it belongs to, restarts included; each run has its newest, its last and its best.
+        tags: The run's labels at the save, its stage among them.
     """
 
     id: str
@@ -65,6 +66,7 @@ class Checkpoint:
     released: bool = False
     stage_end: str | None = None
     run: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def age_key(self) -> tuple[int, int, int, str]:
@@ -78,27 +80,18 @@ class History:
 
     Args:
         checkpoints: Every known checkpoint, in any order.
-        anomaly_steps: Steps at which a detector saw the loss or the gradients go wrong.
-        failed: Whether the run ended in failure.
-        run: The run that `failed` speaks of, all of them if `None`.
+        anomaly_steps: Steps at which a detector saw the loss or the gradients go wrong, by run.
+        failed: The runs that ended in failure.
     """
 
     checkpoints: Sequence[Checkpoint] = ()
-    anomaly_steps: Sequence[int] = ()
-    failed: bool = False
-    run: str | None = None
+    anomaly_steps: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    failed: Collection[str] = ()
 
-    def of_each_run(self) -> list[History]:
+    def of_each_run(self) -> dict[str, History]:
         """One history a run: an experiment that shares a folder with another is not measured by it."""
         names = dict.fromkeys(c.run for c in self.checkpoints)
-        return [
-            replace(
-                self,
-                checkpoints=[c for c in self.checkpoints if c.run == name],
-                failed=self.failed and self.run in (None, name),
-            )
-            for name in names
-        ]
+        return {name: replace(self, checkpoints=[c for c in self.checkpoints if c.run == name]) for name in names}
 
     def candidates(self) -> list[Checkpoint]:
         """The complete ones that are ours, from the oldest to the newest."""
@@ -353,8 +346,10 @@ class BeforeAnomaly(Rule):
     def kept(self, history: History) -> set[str]:
         """The newest `n` with a step below each anomaly's."""
         kept: set[str] = set()
-        for step in history.anomaly_steps:
-            kept |= {c.id for c in [c for c in history.candidates() if c.step < step][-self.n :]}
+        for run, steps in history.anomaly_steps.items():
+            of_run = [c for c in history.candidates() if c.run == run]
+            for step in steps:
+                kept |= {c.id for c in [c for c in of_run if c.step < step][-self.n :]}
         return kept
 
     @property
@@ -377,6 +372,20 @@ class Pinned(Rule):
         return "pinned()"
 
 
+@dataclass(frozen=True, slots=True)
+class ByModelCheckpoint(Rule):
+    """Keeps what the user's own `ModelCheckpoint` keeps, so that just what it would delete moves."""
+
+    def kept(self, history: History) -> set[str]:
+        """Those that it has not let go."""
+        return _ids(history.candidates(), lambda c: not c.released)
+
+    @property
+    def label(self) -> str:
+        """`by_model_checkpoint()`."""
+        return "by_model_checkpoint()"
+
+
 def _ids(candidates: Iterable[Checkpoint], wanted: Callable[[Checkpoint], bool]) -> set[str]:
     return {c.id for c in candidates if wanted(c)}
 
@@ -394,3 +403,4 @@ thin = Thin
 stage_end = StageEnd
 before_anomaly = BeforeAnomaly
 pinned = Pinned
+by_model_checkpoint = ByModelCheckpoint

@@ -21,6 +21,7 @@ from costguard.keep import (
     any_of,
     before_anomaly,
     best,
+    by_model_checkpoint,
     every,
     last,
     pinned,
@@ -132,7 +133,7 @@ def test_stage_ends_anomalies_and_pins_are_kept() -> None:
     marked = Checkpoint(id="cooldown", step=50, order=9, stage_end="warmup", pinned=True)
     assert kept(stage_end(), [*checkpoints, marked]) == {"cooldown"}
     assert kept(pinned(), [*checkpoints, marked]) == {"cooldown"}
-    assert kept(before_anomaly(2), checkpoints, anomaly_steps=[30, 45]) == {"c10", "c20", "c30", "c40"}
+    assert kept(before_anomaly(2), checkpoints, anomaly_steps={"": [30, 45]}) == {"c10", "c20", "c30", "c40"}
 
 
 def test_rules_join_and_the_first_that_keeps_is_named() -> None:
@@ -231,7 +232,7 @@ def test_what_expires_is_only_what_no_rule_keeps() -> None:
 
 def test_a_failed_run_expires_sooner_where_asked_to() -> None:
     """`on_failed_run` has a life of its own."""
-    history = History(checkpoints=saved(1, 2), failed=True)
+    history = History(checkpoints=saved(1, 2), failed={""})
     retention = Retention(keep=last(1), expire_after_ns=90 * DAY_NS, failed_expire_after_ns=7 * DAY_NS)
     now_ns = WEEK_1 + 8 * DAY_NS
     assert [d.move for d in plan(history, retention, now_ns)] == [Move.EXPIRE, Move.KEEP]
@@ -324,7 +325,7 @@ def test_whatever_the_rules_the_newest_complete_one_and_the_pinned_stay(
         Checkpoint(id=f"c{i}", order=i, complete=i not in unfinished, size_bytes=10, **fact)
         for i, fact in enumerate(facts)
     ]
-    history = History(checkpoints=checkpoints, anomaly_steps=[50])
+    history = History(checkpoints=checkpoints, anomaly_steps={"": [50]})
     retention = Retention(keep=any_of(rules), expire_after_ns=life * HOUR_NS, hot_quota_bytes=20)
     decided = plan(history, retention, WEEK_1 + hours * HOUR_NS)
     assert [d.id for d in decided] == [c.id for c in checkpoints]
@@ -342,23 +343,25 @@ def test_what_is_kept_is_kept_again_when_the_rest_is_gone(facts: list[dict[str, 
     """Applying a plan changes nothing about the next one: no rule leans on what it lets go."""
     checkpoints = [Checkpoint(id=f"c{i}", order=i, **fact) for i, fact in enumerate(facts)]
     rule = any_of(rules)
-    first = rule.kept(History(checkpoints=checkpoints, anomaly_steps=[50]))
+    first = rule.kept(History(checkpoints=checkpoints, anomaly_steps={"": [50]}))
     left = [c for c in checkpoints if c.id in first]
-    assert rule.kept(History(checkpoints=left, anomaly_steps=[50])) == first
+    assert rule.kept(History(checkpoints=left, anomaly_steps={"": [50]})) == first
 
 
 @pytest.mark.parametrize(
     ("wanted", "has_cold", "moves"),
     [
-        ({}, True, ["demote", "keep", "keep"]),
-        ({"expire_after_ns": 0}, True, ["expire", "keep", "keep"]),
-        ({"demote": "none"}, True, ["expire", "keep", "keep"]),
+        ({}, True, ["expire", "keep", "keep"]),
         ({}, False, ["expire", "keep", "keep"]),
+        ({"keep": by_model_checkpoint()}, True, ["demote", "keep", "keep"]),
+        ({"keep": by_model_checkpoint(), "expire_after_ns": 0}, True, ["expire", "keep", "keep"]),
+        ({"keep": by_model_checkpoint(), "demote": "none"}, True, ["expire", "keep", "keep"]),
+        ({"keep": by_model_checkpoint()}, False, ["expire", "keep", "keep"]),
         ({"keep": every(steps=10)}, False, ["keep", "keep", "keep"]),
     ],
 )
 def test_what_model_checkpoint_has_let_go(wanted: dict[str, Any], has_cold: bool, moves: list[str]) -> None:
-    """Without rules it alone is moved; where nothing can be moved, and no rule keeps it, it is deleted."""
+    """Without rules it is deleted; by its own rule it alone is moved, or deleted where nothing can be moved."""
     first, *others = saved(10, 20, 30)
     history = History(checkpoints=[replace(first, released=True), *others])
     decided = plan(history, Retention(**wanted), WEEK_1 + DAY_NS, Tiers(has_cold=has_cold))
@@ -368,7 +371,7 @@ def test_what_model_checkpoint_has_let_go(wanted: dict[str, Any], has_cold: bool
 def test_each_run_is_measured_by_itself() -> None:
     """Two experiments in one folder have a newest, rules and a failure of their own; the quota is for both."""
     one, two = ([replace(c, id=f"{run}{c.step}", run=run, size_bytes=10) for c in saved(10, 20, 30)] for run in "ab")
-    history = History(checkpoints=[*one, *two], failed=True, run="b")
+    history = History(checkpoints=[*one, *two], failed={"b"})
     wanted = Retention(keep=last(2), failed_expire_after_ns=0)
     now_ns = WEEK_1 + DAY_NS
     moves = {d.id: d.move.value for d in plan(history, wanted, now_ns)}

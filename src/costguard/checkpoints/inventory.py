@@ -12,9 +12,11 @@ from typing import Any, Final, Literal
 from costguard.checkpoints.faults import CheckpointError, RefusedError
 from costguard.checkpoints.hot import FileFact, HotFiles
 from costguard.checkpoints.manifest import Manifest
-from costguard.keep import Checkpoint, Tier
+from costguard.keep import Checkpoint, History, Tier
 
 SCHEMA = 1
+EVENTS = "events"
+"""What happened to runs rather than to checkpoints; not `.json`, which the records are."""
 
 State = Literal["hot", "demoting", "both", "releasing", "cold", "restoring", "expiring"]
 _TIERS: Final[dict[str, Tier]] = {
@@ -58,6 +60,7 @@ class Record:
         problem: What went wrong last, empty if nothing did.
         run: The training that it belongs to, restarts included.
         origin: Where a checkpoint that was found in the cold store says it was; shown, never written to.
+        tags: The run's labels at the save, its stage among them.
     """
 
     id: str
@@ -85,6 +88,7 @@ class Record:
     problem: str = ""
     run: str = ""
     origin: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def tier(self) -> Tier:
@@ -115,6 +119,7 @@ class Record:
             released=self.released,
             stage_end=self.stage_end,
             run=self.run,
+            tags=self.tags,
         )
 
     def encode(self) -> bytes:
@@ -146,7 +151,9 @@ def _unreadable() -> Record:
     raise CheckpointError("it cannot be read")
 
 
-FACTS: Final = ("step", "saved_ns", "epochs", "tokens", "metrics", "stage_end", "complete", "order", "pinned", "run")
+FACTS: Final = (
+    *("step", "saved_ns", "epochs", "tokens", "metrics", "stage_end", "complete", "order", "pinned", "run", "tags"),
+)
 """What a manifest repeats of a record, so that a run can be rebuilt from its cold store alone."""
 
 
@@ -172,6 +179,50 @@ class Inventory:
     def problems(self) -> list[str]:
         """A sentence for each record that cannot be read; what it is about is left alone."""
         return self._load()[1]
+
+    def history(self) -> History:
+        """All that a rule may know.
+
+        Raises:
+            CheckpointError: If what happened to the runs cannot be read; a rule may have kept something for it.
+        """
+        anomalies: dict[str, list[int]] = {}
+        failed: set[str] = set()
+        for event in self._events():
+            if "anomaly_step" in event:
+                anomalies.setdefault(event["run"], []).append(event["anomaly_step"])
+            else:
+                (failed.add if event["failed"] else failed.discard)(event["run"])
+        checkpoints = [record.as_checkpoint() for record in self.records()]
+        return History(checkpoints=checkpoints, anomaly_steps=anomalies, failed=failed)
+
+    def note_anomaly(self, run: str, step: int) -> None:
+        """Remember that a detector saw a run go wrong at an optimizer step."""
+        self._note({"run": run, "anomaly_step": step})
+
+    def note_failed(self, run: str, failed: bool) -> None:
+        """Remember whether a run ended in failure."""
+        if (run in self.history().failed) != failed:
+            self._note({"run": run, "failed": failed})
+
+    def _note(self, event: Mapping[str, Any]) -> None:
+        with self._guard:
+            lines = [json.dumps(each) for each in (*self._events(), event)]
+            self._files.make_folder(self.folder)
+            path = os.path.join(self.folder, EVENTS)
+            self._files.write(path + ".tmp", "\n".join(lines).encode())
+            self._files.rename(path + ".tmp", path)
+
+    def _events(self) -> list[dict[str, Any]]:
+        path = os.path.join(self.folder, EVENTS)
+        try:
+            return [dict(json.loads(line)) for line in self._files.read(path).splitlines()]
+        except FileNotFoundError:
+            return []
+        except ValueError as error:
+            raise CheckpointError(
+                f"{path} cannot be read ({error}); nothing moves until it is mended or removed."
+            ) from None
 
     def get(self, id: str) -> Record:
         """One record.

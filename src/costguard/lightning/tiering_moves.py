@@ -18,7 +18,6 @@ from costguard.checkpoints.recovery import recover
 from costguard.checkpoints.restore import restore
 from costguard.checkpoints.room import Room, new_id
 from costguard.errors import warn
-from costguard.keep import History
 from costguard.policies.retention import Decision, Move, Retention, Tiers, plan
 
 _UNDER_WAY: Final = ("demoting", "releasing", "expiring")
@@ -158,9 +157,7 @@ class Moves:
 
     def plan(self) -> list[Decision]:
         """What is to become of each."""
-        checkpoints = [record.as_checkpoint() for record in self.room.inventory.records()]
-        history = History(checkpoints=checkpoints, failed=self.failed, run=self.run)
-        return plan(history, self._retention, time.time_ns(), self._tiers)
+        return plan(self.room.inventory.history(), self._retention, time.time_ns(), self._tiers)
 
     def _carry_out(self) -> None:
         while self._wanted and not self._closed:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from enum import Enum
 from fractions import Fraction
@@ -28,11 +28,12 @@ class Retention:
     """What a user wants of the checkpoints of a run.
 
     Args:
-        keep: What stays; without a rule all but what the user's own `ModelCheckpoint` has let go.
+        keep: What stays; without a rule all does, but for what the user's own `ModelCheckpoint` deletes.
         demote: `rest` moves to the cold tier what no rule keeps; `none` leaves it where it is, or deletes it if
             `ModelCheckpoint` has let it go.
         expire_after_ns: Nanoseconds after the save at which what no rule keeps is deleted everywhere; never if `None`.
         failed_expire_after_ns: The same for a run that failed, `None` for no difference.
+        tagged_expire_after_ns: The same by tag of the run, `name` or `name=value`; the shortest that fits holds.
         hot_quota_bytes: Bytes on the hot disk above which also what a rule keeps is demoted, the oldest first.
         keep_hot: So many of the newest complete checkpoints never leave the hot disk, >= 1.
 
@@ -44,6 +45,7 @@ class Retention:
     demote: Literal["rest", "none"] = "rest"
     expire_after_ns: int | None = None
     failed_expire_after_ns: int | None = None
+    tagged_expire_after_ns: Mapping[str, int] = field(default_factory=dict)
     hot_quota_bytes: int | None = None
     keep_hot: int = 1
 
@@ -54,14 +56,27 @@ class Retention:
             value = getattr(self, option)
             if value is not None and value < 0:
                 raise config_error(f"Retention({option}={value!r}): expected at least 0.")
+        if any(life < 0 for life in self.tagged_expire_after_ns.values()):
+            raise config_error(
+                f"Retention(tagged_expire_after_ns={self.tagged_expire_after_ns!r}): expected at least 0."
+            )
         if self.keep_hot < 1:
             raise config_error(f"Retention(keep_hot={self.keep_hot!r}): expected at least 1.")
 
-    def life_ns(self, failed: bool) -> int | None:
-        """How long after its save what no rule keeps lives, for ever if `None`."""
-        if failed and self.failed_expire_after_ns is not None:
-            return self.failed_expire_after_ns
-        return self.expire_after_ns
+    def life_ns(self, c: Checkpoint, failed: bool) -> int | None:
+        """How long after its save what no rule keeps lives, for ever if `None`.
+
+        Args:
+            c: The checkpoint.
+            failed: Whether its run ended in failure.
+        """
+        of_failed = failed and self.failed_expire_after_ns is not None
+        lives = [self.failed_expire_after_ns if of_failed else self.expire_after_ns]
+        for tag, life_ns in self.tagged_expire_after_ns.items():
+            name, equals, value = tag.partition("=")
+            if name in c.tags and (not equals or c.tags[name] == value):
+                lives.append(life_ns)
+        return min((life for life in lives if life is not None), default=None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,11 +139,11 @@ def plan(history: History, retention: Retention, now_ns: int, tiers: Tiers | Non
     tiers = tiers or Tiers()
     guards: dict[str, Decision] = {}
     decided: dict[str, Decision] = {}
-    for part in history.of_each_run():
+    for run, part in history.of_each_run().items():
         guards |= _guards(part, retention.keep_hot)
         rules = _rules(part, retention.keep)
-        life_ns = retention.life_ns(part.failed)
         for c in part.checkpoints:
+            life_ns = retention.life_ns(c, run in history.failed)
             decided[c.id] = guards.get(c.id) or rules.get(c.id) or _rest(c, retention, life_ns, now_ns, tiers)
     _fit_quota(history, retention, decided, guards, tiers)
     return [decided[c.id] for c in history.checkpoints]
@@ -155,16 +170,18 @@ def _guards(history: History, keep_hot: int) -> dict[str, Decision]:
 
 def _rules(history: History, keep: Rule | None) -> dict[str, Decision]:
     if keep is None:
-        return {
-            c.id: Decision(id=c.id, move=Move.KEEP, rule="no_rule", reason="no rule was given")
-            for c in history.checkpoints
-            if not c.released
-        }
+        return {c.id: _without_rules(c) for c in history.checkpoints}
     kept: dict[str, Decision] = {}
     for rule in keep.parts():
         for id in rule.kept(history):
             kept.setdefault(id, Decision(id=id, move=Move.KEEP, rule=rule.label, reason=f"{rule.label} keeps it"))
     return kept
+
+
+def _without_rules(c: Checkpoint) -> Decision:
+    if c.released and c.tier == "hot":
+        return Decision(id=c.id, move=Move.EXPIRE, rule="released", reason="its own ModelCheckpoint deletes it")
+    return Decision(id=c.id, move=Move.KEEP, rule="no_rule", reason="no rule was given")
 
 
 def _rest(c: Checkpoint, retention: Retention, life_ns: int | None, now_ns: int, tiers: Tiers) -> Decision:
@@ -174,8 +191,9 @@ def _rest(c: Checkpoint, retention: Retention, life_ns: int | None, now_ns: int,
     if c.tier == "cold":
         return Decision(id=c.id, move=Move.KEEP, rule="rest", reason="it is cold already")
     if retention.demote == "none" or not tiers.has_cold:
-        if c.released and c.tier == "hot":
-            return Decision(id=c.id, move=Move.EXPIRE, rule="released", reason="its own ModelCheckpoint deletes it")
+        released = _without_rules(c)
+        if released.move is Move.EXPIRE:
+            return released
         return Decision(id=c.id, move=Move.KEEP, rule="rest", reason="nothing is demoted")
     left_ns = None if life_ns is None else life_ns - (now_ns - c.saved_ns)
     return _demote(c, left_ns, tiers)
