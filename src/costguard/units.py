@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
@@ -121,6 +122,38 @@ def format_money(amount: Decimal | Fraction | str | None, currency: str = "USD")
         places = min(MONEY_PLACES, max(2, 3 - value.adjusted()))
         text = f"{value:.{places}f}"
     return f"{sign}{text}" if sign else f"{text} {currency}"
+
+
+_DURATION_UNITS_NS = {
+    "s": NS_PER_S,
+    "m": 60 * NS_PER_S,
+    "h": NS_PER_HOUR,
+    "d": 24 * NS_PER_HOUR,
+    "w": 7 * 24 * NS_PER_HOUR,
+}
+
+
+def parse_duration_ns(text: str) -> int:
+    """Read a duration as a user writes it: a number above 0 and a unit, one of s, m, h, d, w.
+
+    Args:
+        text: Such as `90m`, `12h`, `7d`, `1.5w`.
+
+    Returns:
+        Nanoseconds, at least 1.
+
+    Raises:
+        ValueError: If it is none; a bare number could be anything.
+
+    Example:
+        >>> parse_duration_ns("7d") == 7 * 24 * NS_PER_HOUR
+        True
+    """
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhdw])", text.strip()) if isinstance(text, str) else None
+    length_ns = round(Fraction(found[1]) * _DURATION_UNITS_NS[found[2]]) if found else 0
+    if length_ns < 1:
+        raise ValueError("expected a number above 0 and a unit: 90m, 12h, 7d or 2w")
+    return length_ns
 
 
 def format_duration_s(seconds: float) -> str:

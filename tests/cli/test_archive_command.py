@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from costguard.cli.main import main
-from costguard.cli.scratch import parse_duration_s
-from costguard.errors import ConfigError
+from costguard.units import parse_duration_ns
 
 
 @pytest.fixture(autouse=True)
@@ -116,8 +115,18 @@ def test_scratch_takes_only_what_is_its_own(corpus: Path, capsys: pytest.Capture
     assert main(["scratch", "verified", str(corpus)]) == 1
 
 
-@pytest.mark.parametrize("text", ["", "7", "d", "-1d", "0h", "7 days", "nan"])
-def test_a_duration_has_a_unit(text: str) -> None:
+@pytest.mark.parametrize("text", ["", "7", "d", "-1d", "0h", "7 days", "nan", "0.0000000001s"])
+def test_a_duration_has_a_unit(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
     """A bare number could be anything."""
-    with pytest.raises(ConfigError, match="expected a number above 0 and a unit"):
-        parse_duration_s(text)
+    with pytest.raises(ValueError, match="expected a number above 0 and a unit"):
+        parse_duration_ns(text)
+    assert main(["scratch", "add", str(tmp_path / "place"), f"--ttl={text}"]) == 2
+    assert f"--ttl {text}: expected a number above 0 and a unit" in capsys.readouterr().err
+    assert not (tmp_path / "place").exists()
+
+
+def test_a_duration_is_exact_to_the_nanosecond() -> None:
+    """A fraction of a unit is no binary fraction."""
+    assert parse_duration_ns("0.1s") == 10**8
+    assert parse_duration_ns(" 1.5w ") == 1.5 * 7 * 86_400 * 10**9
+    assert [parse_duration_ns(f"2{unit}") // 10**9 for unit in "smhdw"] == [2, 120, 7200, 172_800, 1_209_600]

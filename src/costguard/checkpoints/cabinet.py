@@ -16,7 +16,8 @@ from costguard.checkpoints.manifest import Level
 from costguard.checkpoints.pace import Pace
 from costguard.checkpoints.remote import open_store
 from costguard.checkpoints.room import Room, new_id
-from costguard.errors import RunNotFoundError, config_error
+from costguard.errors import ConfigError, CostguardError, RunNotFoundError, config_error
+from costguard.policies.retention import Retention, Tiers
 from costguard.prices.storage import StorageClass, storage_class
 
 FOLDER = "costguard-checkpoints"
@@ -68,8 +69,7 @@ def open_room(root: str, cold: Cold) -> Room:
     url = cold.url or said.get("cold")
     place = None if url is None else _plain(url)
     _check_same_place(folder, said.get("cold"), place)
-    said = {"v": 1, "run": name, "cold": place, "storage_class": cold.storage_class or said.get("storage_class")}
-    _write(folder, said)
+    said = _note(folder, run=name, cold=place, storage_class=cold.storage_class or said.get("storage_class"))
     prices = storage_class(said["storage_class"]) if said["storage_class"] else None
     store = None
     if url is not None:
@@ -117,6 +117,54 @@ def room_above(path: str, **options: Any) -> Room:
                 "CheckpointTiering, or a checkpoint of it."
             )
         place = above
+
+
+def remember_policy(room: Room, retention: Retention, hot_class: str | None = None) -> None:
+    """Write down in a room's file what a training wants of its checkpoints, for the commands.
+
+    Args:
+        room: The checkpoints.
+        retention: What the user wants. With a rule of the user's own, which no text can say, none is remembered.
+        hot_class: The hot disk's class in the price table, `None` if unknown.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    try:
+        policy = retention.to_json()
+    except ConfigError:
+        policy = None
+    _note(room.inventory.folder, policy=policy, hot_class=hot_class)
+
+
+def policy_of(room: Room) -> tuple[Retention, Tiers] | None:
+    """What the training that last used a room wants of its checkpoints, and its two tiers.
+
+    Args:
+        room: The checkpoints.
+
+    Returns:
+        The rules and the tiers by their prices; `None` if none are written down.
+
+    Raises:
+        CheckpointError: If they are damaged or of a newer costguard.
+    """
+    path = os.path.join(room.inventory.folder, _NAME)
+    said = _read(room.inventory.folder)
+    if said.get("policy") is None:
+        return None
+    try:
+        retention = Retention.from_json(said["policy"])
+        hot = said.get("hot_class")
+        tiers = Tiers(
+            hot=None if hot is None else storage_class(hot),
+            cold=room.storage_class,
+            has_cold=room.store is not None and retention.demote == "rest",
+            part_bytes=room.part_bytes,
+        )
+    except (CostguardError, TypeError) as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    return retention, tiers
 
 
 def leave_word(path: str, room: Room) -> None:
@@ -172,11 +220,14 @@ def _read(folder: str) -> dict[str, Any]:
     return dict(said)
 
 
-def _write(folder: str, said: Mapping[str, Any]) -> None:
-    if _read(folder) == said:
-        return
-    os.makedirs(folder, exist_ok=True)
-    draft = os.path.join(folder, f".{_NAME}.{os.getpid()}")
-    with open(draft, "w", encoding="utf-8") as file:
-        json.dump(dict(said), file)
-    os.replace(draft, os.path.join(folder, _NAME))
+def _note(folder: str, **said: Any) -> dict[str, Any]:
+    """Write some of what the room's file says; the rest of it stays, whoever wrote it meanwhile."""
+    before = _read(folder)
+    now = {**before, "v": 1, **said}
+    if now != before:
+        os.makedirs(folder, exist_ok=True)
+        draft = os.path.join(folder, f".{_NAME}.{os.getpid()}")
+        with open(draft, "w", encoding="utf-8") as file:
+            json.dump(now, file)
+        os.replace(draft, os.path.join(folder, _NAME))
+    return now

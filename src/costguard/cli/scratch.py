@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime, timezone
-from typing import Any, Final
+from typing import Any
 
 from costguard.checkpoints.faults import scrub_url
 from costguard.checkpoints.remote import open_store
 from costguard.checkpoints.scratch import Due, Scratch, ScratchRegistry
 from costguard.cli.cold_options import add_store_options, format_bytes, own_folder, store_options
 from costguard.errors import config_error
-from costguard.units import format_duration_s
+from costguard.units import NS_PER_S, format_duration_s, parse_duration_ns
 
 SCHEMA_VERSION = 1
 OK, FAILED = 0, 1
-_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -58,24 +56,15 @@ def _registry(arguments: argparse.Namespace) -> ScratchRegistry:
     return ScratchRegistry(folder, open_store=lambda url: open_store(url, **options))
 
 
-def parse_duration_s(text: str) -> float:
-    """Seconds of a duration such as `90m`, `12h`, `7d` or `2w`.
-
-    Raises:
-        ConfigError: If it is none.
-
-    Example:
-        >>> parse_duration_s("7d")
-        604800.0
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
-    if found is None or not float(found[1]) > 0:
-        raise config_error(f"--ttl {text}: expected a number above 0 and a unit: 90m, 12h, 7d or 2w.")
-    return float(found[1]) * _SECONDS[found[2]]
+def _ttl_s(text: str) -> float:
+    try:
+        return parse_duration_ns(text) / NS_PER_S
+    except ValueError as error:
+        raise config_error(f"--ttl {text}: {error}.") from None
 
 
 def _add(arguments: argparse.Namespace) -> int:
-    made = _registry(arguments).register(arguments.place, parse_duration_s(arguments.ttl), arguments.note)
+    made = _registry(arguments).register(arguments.place, _ttl_s(arguments.ttl), arguments.note)
     print(f"{scrub_url(made.place)} lives {format_duration_s(made.ttl_ns / 1e9)} after it was last written to.")
     return OK
 

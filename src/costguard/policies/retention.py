@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timezone
 from enum import Enum
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Final, Literal
 
-from costguard.errors import config_error
-from costguard.keep import Checkpoint, History, Rule
+from costguard.errors import CostguardError, config_error
+from costguard.keep import Checkpoint, History, Rule, parse
 from costguard.prices.storage import DAY_NS, StorageClass
 from costguard.units import format_money
+
+VERSION: Final = 1
+"""Of what `Retention.to_json` writes."""
 
 
 class Move(str, Enum):
@@ -77,6 +80,36 @@ class Retention:
             if name in c.tags and (not equals or c.tags[name] == value):
                 lives.append(life_ns)
         return min((life for life in lives if life is not None), default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data that `from_json` reads back, the rules as the text that `costguard.keep.parse` reads.
+
+        Raises:
+            ConfigError: If a rule is one of the user's own, which no text can say.
+        """
+        data = {f.name: getattr(self, f.name) for f in fields(self)}
+        data["tagged_expire_after_ns"] = dict(self.tagged_expire_after_ns)
+        if self.keep is not None:
+            data["keep"] = self.keep.label
+            if list(parse(self.keep.label).parts()) != list(self.keep.parts()):
+                raise config_error(f"Retention(keep={self.keep.label}): a rule of one's own cannot be written down.")
+        return {"v": VERSION, **data}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Retention:
+        """Read what `to_json` wrote.
+
+        Raises:
+            CostguardError: If it is damaged or of a newer costguard.
+        """
+        try:
+            given = dict(data)
+            if given.pop("v") != VERSION or not set(given) <= {f.name for f in fields(Retention)}:
+                raise CostguardError("the rules written down are of a newer costguard; use that, or give rules anew.")
+            keep = given.pop("keep", None)
+            return Retention(keep=None if keep is None else parse(keep), **given)
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            raise CostguardError(f"the rules written down cannot be read ({error}); give rules anew.") from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,11 +1,4 @@
-"""Which checkpoints of a run are worth keeping: rules, combined by `|`, over the facts of each checkpoint.
-
-```python
-from costguard.keep import best, every, last, pinned
-keep = last(3) | best("val_loss", n=2) | every(steps=10_000) | pinned()
-```
-In a YAML each rule is `{class_path: costguard.keep.last, init_args: {n: 3}}`, and `costguard.keep.any_of` joins them.
-"""
+"""The rules, and the facts of checkpoints that they look at."""
 
 from __future__ import annotations
 
@@ -13,7 +6,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from numbers import Integral, Real
+from typing import Any, Literal
 
 from costguard.errors import config_error
 
@@ -125,7 +119,7 @@ class AnyOf(Rule):
     """Keeps what any of its rules keeps.
 
     Args:
-        rules: At least one rule.
+        rules: At least one rule; rules that are `any_of` others are taken apart.
     """
 
     rules: Sequence[Rule]
@@ -133,6 +127,7 @@ class AnyOf(Rule):
     def __post_init__(self) -> None:
         if not self.rules:
             raise config_error("any_of(rules=[]): expected at least one rule, such as last(1).")
+        object.__setattr__(self, "rules", tuple(part for rule in self.rules for part in rule.parts()))
 
     def kept(self, history: History) -> set[str]:
         """The ids of what any rule keeps."""
@@ -145,8 +140,7 @@ class AnyOf(Rule):
 
     def parts(self) -> Iterator[Rule]:
         """The simple rules, in the order given."""
-        for rule in self.rules:
-            yield from rule.parts()
+        yield from self.rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +231,7 @@ class Every(Rule):
             shown = ", ".join(f"{unit}={value}" for unit, value in given.items())
             raise config_error(f"every({shown}): expected exactly one of steps, epochs, tokens, hours.")
         for unit, value in given.items():
-            if isinstance(value, bool) or not value > 0 or (unit != "hours" and value != int(value)):
+            if not _is_finite(value) or not value > 0 or (unit != "hours" and value != int(value)):
                 raise config_error(f"every({unit}={value!r}): expected a number above 0.")
         if self.at_most is not None:
             _at_least_one("every", "at_most", self.at_most)
@@ -289,7 +283,7 @@ class Thin(Rule):
     def __post_init__(self) -> None:
         for option in ("hourly", "daily", "weekly"):
             value = getattr(self, option)
-            if isinstance(value, bool) or value != int(value) or value < 0:
+            if not _is_finite(value) or value != int(value) or value < 0:
                 raise config_error(f"thin({option}={value!r}): expected a whole number of at least 0.")
         if not (self.hourly or self.daily or self.weekly):
             raise config_error("thin(): expected at least one of hourly, daily, weekly, such as thin(daily=7).")
@@ -388,6 +382,12 @@ class ByModelCheckpoint(Rule):
 
 def _ids(candidates: Iterable[Checkpoint], wanted: Callable[[Checkpoint], bool]) -> set[str]:
     return {c.id for c in candidates if wanted(c)}
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    return isinstance(value, Integral) or math.isfinite(value)
 
 
 def _at_least_one(rule: str, option: str, value: object) -> None:
