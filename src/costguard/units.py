@@ -156,6 +156,70 @@ def parse_duration_ns(text: str) -> int:
     return length_ns
 
 
+_BYTE_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15}
+_BINARY_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
+
+
+def parse_bytes(value: float | str) -> int:
+    """Read a number of bytes as a user writes it.
+
+    Args:
+        value: A number of bytes, or a number and a unit: `500GB` (powers of ten) or `2TiB` (powers of two).
+
+    Returns:
+        Bytes, at least 0.
+
+    Raises:
+        ValueError: If it is none.
+
+    Example:
+        >>> parse_bytes("1.5GB"), parse_bytes("1KiB"), parse_bytes(20e6)
+        (1500000000, 1024, 20000000)
+    """
+    units = {name.lower(): size for name, size in {**_BYTE_UNITS, **_BINARY_UNITS}.items()}
+    if isinstance(value, str):
+        found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgtp]?i?b)", value.strip().lower())
+        if found is not None and found[2] in units:
+            return round(Fraction(found[1]) * units[found[2]])
+    elif not isinstance(value, bool) and math.isfinite(value) and value >= 0:
+        return round(value)
+    raise ValueError("expected a number of bytes, or one with a unit such as 500GB or 2TiB")
+
+
+def parse_share(text: str) -> float:
+    """Read a percentage such as `10%` as a share of one.
+
+    Raises:
+        ValueError: If it is none, or not between 0% and 100%.
+
+    Example:
+        >>> parse_share("10%")
+        0.1
+    """
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*%", text.strip())
+    share = float(Fraction(found[1]) / 100) if found else -1.0
+    if not 0 <= share < 1:
+        raise ValueError("expected a percentage below 100, such as 10%")
+    return share
+
+
+def format_bytes(size: int | None) -> str:
+    """Show bytes to a person, in powers of ten as storage is sold.
+
+    Example:
+        >>> format_bytes(84_000_000_000), format_bytes(12), format_bytes(None)
+        ('84.0 GB', '12 B', 'unknown')
+    """
+    if size is None:
+        return "unknown"
+    value, unit = float(size), "B"
+    for larger in ("kB", "MB", "GB", "TB", "PB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
 def format_duration_s(seconds: float) -> str:
     """Show a duration to a person.
 

@@ -69,7 +69,7 @@ def train(folder: Path, kind: str, ckpt_path: str | None, **options: Any) -> tup
         strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1, process_group_backend="gloo")
     looks = Looks()
     callbacks = [
-        CheckpointTiering(str(folder / "cold"), bandwidth=1e12),
+        CheckpointTiering(str(folder / "cold"), keep="by_model_checkpoint()", bandwidth=1e12),
         monitor(run_id="r"),
         ModelCheckpoint(folder / "saves", "{step}", every_n_train_steps=1),
         looks,

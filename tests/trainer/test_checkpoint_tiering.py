@@ -8,6 +8,7 @@ import os
 import pickle
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from tiering import Remembering, names, records, saves, state_of, tiering, tiers
 
 from costguard import BudgetStopping, CheckpointTiering, ConfigError, CostguardWarning, fetch
 from costguard.checkpoints.cabinet import room_above
-from costguard.keep import Rule, best, every, last, pinned
+from costguard.checkpoints.hot import FileFact, HotFiles
+from costguard.keep import Rule, before_anomaly, best, by_model_checkpoint, every, last, pinned, stage_end
 from costguard.policies.reserve import StopPriors
 from helpers import LIGHTNING_WARNINGS, Saves, Tiny, loader, monitor, quiet_trainer, receipt_of, start
 from servers import KEY
@@ -34,7 +36,25 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The dirpath has changed from"),
 ]
 
-# -- without rules: what ModelCheckpoint deletes is moved ------------------------------------------------------------
+# -- without rules: ModelCheckpoint's own deletions pass -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plugins", [[], ["async"]])
+def test_without_rules_nothing_moves_and_the_end_says_what_would(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], plugins: list[str]
+) -> None:
+    """What is on the disk is what would be there without us, and one line says what a rule would have done."""
+    io = {"plugins": [AsyncCheckpointIO() for _ in plugins]}
+    train(tmp_path, saves(tmp_path), tiering(tmp_path, keep=None, storage_class="s3:GLACIER_IR"), **io)
+    assert names(tmp_path) == {"step=5.ckpt"}
+    assert tiers(tmp_path) == {5: "hot"}
+    assert not list(tmp_path.glob("cold/**/*.ckpt"))
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "no rule was given" in line)
+    assert "deleted 4 (" in line
+    assert f"keep=by_model_checkpoint() moves them to file://{tmp_path}/cold for $" in line
+
+
+# -- what ModelCheckpoint deletes is moved ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -97,7 +117,7 @@ def test_two_fits_of_one_trainer_and_one_callback(tmp_path: Path) -> None:
 def test_a_second_fit_takes_over_what_the_first_left(tmp_path: Path) -> None:
     """Moves that the end of a fit does not wait for go on, also while another fit of this process begins."""
     with pytest.warns(CostguardWarning, match="moves are not done"):
-        train(tmp_path, saves(tmp_path), tiering(tmp_path, bandwidth=4000, wait_at_end_s=0))
+        train(tmp_path, saves(tmp_path), tiering(tmp_path, bandwidth=4000, finish_timeout=0))
     left = records(tmp_path)
     assert len(left) == 5
     gone_or_not = tmp_path / "saves" / "step=2.ckpt"
@@ -305,22 +325,22 @@ def test_a_hot_quota_moves_the_oldest(tmp_path: Path) -> None:
     probe, _ = train(tmp_path / "probe", saves(tmp_path / "probe"), tiering(tmp_path / "probe"))
     assert probe.checkpoint_callback is not None
     size = os.path.getsize(probe.checkpoint_callback.best_model_path)  # type: ignore[attr-defined]
-    quota = 2.5 * size / 1e9
-    train(tmp_path, saves(tmp_path, save_top_k=-1), tiering(tmp_path, keep=last(5), hot_quota_gb=quota))
+    quota = 2.5 * size
+    train(tmp_path, saves(tmp_path, save_top_k=-1), tiering(tmp_path, keep=last(5), hot_quota=quota))
     assert [step for step, tier in tiers(tmp_path).items() if tier == "hot"] == [4, 5]
 
 
-@pytest.mark.parametrize("keep", [None, last(2)])
-def test_what_no_rule_keeps_expires(tmp_path: Path, keep: Rule | None) -> None:
-    """`expire_after_days=0`: what goes is deleted everywhere, what stays does not."""
-    train(tmp_path, saves(tmp_path), tiering(tmp_path, keep=keep, expire_after_days=0))
-    assert sorted(tiers(tmp_path)) == ([5] if keep is None else [4, 5])
+@pytest.mark.parametrize("keep", [by_model_checkpoint(), last(2)])
+def test_what_no_rule_keeps_expires(tmp_path: Path, keep: Rule) -> None:
+    """`expire_after="0.001s"`: what goes is deleted everywhere, what stays does not."""
+    train(tmp_path, saves(tmp_path), tiering(tmp_path, keep=keep, expire_after="0.001s"))
+    assert sorted(tiers(tmp_path)) == ([5] if keep == by_model_checkpoint() else [4, 5])
     assert not list((tmp_path / "cold").rglob("*.ckpt"))
 
 
 def test_a_failed_run_may_keep_less(tmp_path: Path) -> None:
-    """`expire_failed_after_days` holds for a run that an exception ended, and only for that."""
-    ours = tiering(tmp_path, keep=last(1), expire_failed_after_days=0)
+    """`on_failed_run` holds for a run that an exception ended, and only for that."""
+    ours = tiering(tmp_path, keep=last(1), on_failed_run="expire 0.001s")
     train(tmp_path, saves(tmp_path, save_top_k=-1), ours, steps=3)
     assert sorted(tiers(tmp_path)) == [1, 2, 3]
     with pytest.raises(RuntimeError):
@@ -349,6 +369,100 @@ def test_a_rescue_checkpoint_is_taken_up(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         train(tmp_path, keeps, tiering(tmp_path, keep=last(1)), module=Remembering(fails_at=3))
     assert tiers(tmp_path) == {2: "cold", 3: "hot"}
+
+
+def test_stages_and_tags_have_rules_of_their_own(tmp_path: Path) -> None:
+    """A stage's end is kept; what was saved in a stage, or by a run with a tag, expires by what was said of it."""
+
+    class Stages(Callback):
+        def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+            if trainer.global_step == 0:
+                ours.begin_stage("warmup")
+            if trainer.global_step == 2:
+                ours.end_stage("warmup")
+                ours.begin_stage("main")
+
+    ours = tiering(tmp_path, keep=stage_end(), expire_tagged={"stage=warmup": "0.001s", "other": "0.001s"})
+    train(tmp_path, Stages(), saves(tmp_path, save_top_k=-1), ours, steps=6)
+    # The stage's end is called after the second save, so that one ends it.
+    assert {r.step: r.stage_end for r in records(tmp_path) if r.stage_end} == {2: "warmup"}
+    assert tiers(tmp_path) == {2: "hot", 3: "cold", 4: "cold", 5: "cold", 6: "hot"}
+    run = tmp_path / "debugging"
+    tagged = tiering(run, keep=last(1), expire_tagged={"debug": "0.001s"})
+    train(run, monitor(tags={"debug": "yes"}), saves(run, save_top_k=-1), tagged)
+    assert tiers(run) == {5: "hot"}
+
+
+def test_a_detector_may_tell_of_an_anomaly(tmp_path: Path) -> None:
+    """The newest checkpoint before it stays, in this training and in the next."""
+
+    class Detects(Callback):
+        def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+            if trainer.global_step == 4:
+                ours.note_anomaly(step=3)
+
+    ours = tiering(tmp_path, keep=before_anomaly(1))
+    train(tmp_path, Detects(), saves(tmp_path, save_top_k=-1), ours)
+    assert tiers(tmp_path) == {1: "cold", 2: "hot", 3: "cold", 4: "cold", 5: "hot"}
+    resumed = [saves(tmp_path, save_top_k=-1), tiering(tmp_path, keep=before_anomaly(1))]
+    train(tmp_path, *resumed, ckpt_path=tmp_path / "saves" / "step=5.ckpt", max_epochs=2)
+    assert {step for step, tier in tiers(tmp_path).items() if tier == "hot"} == {2, 5, 10}
+
+
+def test_a_floor_of_free_space_moves_the_oldest(tmp_path: Path) -> None:
+    """Where less is free than should be, all goes but the newest; where enough is, nothing."""
+    total = shutil.disk_usage(tmp_path).total
+    for name, floor, hot in (("full", total, [5]), ("roomy", "1B", [1, 2, 3, 4, 5])):
+        folder = tmp_path / name
+        train(folder, saves(folder, save_top_k=-1), tiering(folder, keep=last(5), min_free=floor))
+        assert [step for step, tier in tiers(folder).items() if tier == "hot"] == hot
+
+
+def _as_if_large(scan: Any) -> Any:
+    """Files of checkpoints look as if they had 100 kB."""
+
+    def larger(self: HotFiles, path: str) -> tuple[FileFact, ...]:
+        return tuple(replace(fact, size=100_000) if path.endswith(".ckpt") else fact for fact in scan(self, path))
+
+    return larger
+
+
+# -- what is to come -------------------------------------------------------------------------------------------------
+
+
+def test_the_start_shows_what_will_be_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Number, bytes and money of the end; a tenth of the budget a month is worth a warning."""
+    classes = {"storage_class": "s3:GLACIER_IR", "hot_class": "ebs:gp3"}
+    ours = tiering(tmp_path, keep=last(2), **classes)
+    wide = Remembering()
+    wide.register_buffer("large", torch.zeros(250_000))
+    with pytest.warns(CostguardWarning, match=r"storage will cost \$0\.000\d+ a month, \d+% of the budget of \$0.001"):
+        train(
+            tmp_path,
+            BudgetStopping(limit_usd=0.001, usd_per_hour=1e-9, on_breach="return"),
+            *(saves(tmp_path, every_n_train_steps=2, save_top_k=-1), ours),
+            steps=10,
+            module=wide,
+        )
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "costguard: checkpoints:" in line)
+    assert line.startswith(
+        "costguard: checkpoints: 5 saves of 1.0 MB; at the end 2 hot (2.0 MB) and 3 cold (3.0 MB), $"
+    )
+    hot = [r for r in records(tmp_path) if r.tier == "hot" and not os.path.basename(r.path).startswith("stopped")]
+    assert [r.step for r in hot] == [8, 10]
+    assert all(abs(r.size_bytes - 1e6) < 2e4 for r in hot)
+
+
+def test_a_disk_that_will_be_full_is_told_while_something_can_be_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each save takes a tenth of what is free: after three of them the step is named that will not fit."""
+    free = iter((*range(1_000_000, 0, -100_000), *[0] * 20))
+    monkeypatch.setattr(HotFiles, "free_bytes", lambda self, path: next(free))
+    monkeypatch.setattr(HotFiles, "scan", _as_if_large(HotFiles.scan))
+    with pytest.warns(CostguardWarning, match=r"will be full at step 12, in about .*hot_quota") as told:
+        train(tmp_path, saves(tmp_path, save_top_k=-1), tiering(tmp_path, keep=last(50)), steps=15)
+    assert len([w for w in told if "will be full" in str(w.message)]) == 1
 
 
 # -- stores that fail ------------------------------------------------------------------------------------------------
@@ -489,7 +603,15 @@ def test_two_in_one_trainer_are_refused(tmp_path: Path) -> None:
         ({}, "nothing to do"),
         ({"cold": "x", "demote": "all"}, "expected 'rest' or 'none'"),
         ({"cold": "x", "bandwidth": 0}, "expected bytes a second above 0"),
-        ({"cold": "x", "expire_after_days": -1}, "expected days of at least 0"),
+        ({"cold": "x", "keep": last(1), "expire_after": "-1d"}, "expected a number above 0 and a unit"),
+        ({"cold": "x", "expire_after": "30d"}, "without keep: say first what stays"),
+        ({"cold": "x", "keep": "lst(3)"}, "did you mean 'last'"),
+        ({"cold": "x", "keep": last(1), "on_failed_run": "delete"}, "expected 'keep' or such as 'expire 7d'"),
+        ({"cold": "x", "keep": last(1), "hot_quota": "many"}, "such as 500GB"),
+        ({"cold": "x", "keep": last(1), "min_free": "110%"}, "expected a percentage below 100"),
+        ({"cold": "x", "keep": last(1), "expire_tagged": {"debug": "soon"}}, "expire_tagged"),
+        ({"cold": "x", "verify": "all"}, "expected 'size', 'etag' or 'content'"),
+        ({"cold": "x", "finish_timeout": -1}, "expected seconds of at least 0"),
         ({"cold": "x", "storage_class": "s3:NONE"}, "s3:NONE"),
         ({"keep": 3}, "expected rules of costguard.keep"),
     ],
@@ -529,7 +651,11 @@ def test_killed_while_moving_nothing_is_lost(tmp_path: Path, line: int) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_cold_on_s3(tmp_path: Path, seaweed_url: str) -> None:
     """The cold store is a bucket: weights come back bitwise, and no credentials are written down."""
-    ours = {"bandwidth": 1e12, "storage_options": {"client_kwargs": {}}}
+    ours: dict[str, Any] = {
+        "keep": "by_model_checkpoint()",
+        "bandwidth": 1e12,
+        "storage_options": {"client_kwargs": {}},
+    }
     _, module = train(tmp_path, saves(tmp_path), CheckpointTiering(seaweed_url, **ours), steps=3)
     assert names(tmp_path) == {"step=3.ckpt"}
     gone = tmp_path / "saves" / "step=1.ckpt"
@@ -578,6 +704,23 @@ def test_rules_from_a_lightning_cli_yaml(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "config.yaml").write_text(YAML)
     cli = LightningCLI(Tiny, Data, save_config_callback=None, args=["fit", "--config", "config.yaml"])
     assert cli.trainer.global_step == 4
+    assert tiers(tmp_path) == {1: "cold", 2: "hot", 3: "cold", 4: "hot"}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_rules_in_a_yaml_may_be_one_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a command line."""
+    from lightning.pytorch import LightningDataModule
+    from lightning.pytorch.cli import LightningCLI
+
+    class Data(LightningDataModule):
+        def train_dataloader(self) -> Any:
+            return loader(4)
+
+    monkeypatch.chdir(tmp_path)
+    head = YAML[: YAML.index("        keep:")]
+    (tmp_path / "config.yaml").write_text(f"{head}        keep: last(1) | every(steps=2)\n        hot_quota: 500GB\n")
+    LightningCLI(Tiny, Data, save_config_callback=None, args=["fit", "--config", "config.yaml"])
     assert tiers(tmp_path) == {1: "cold", 2: "hot", 3: "cold", 4: "hot"}
 
 

@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from costguard import CheckpointTiering
 from costguard.checkpoints.cabinet import room_above
 from costguard.checkpoints.inventory import Record
+from costguard.keep import by_model_checkpoint
 from helpers import Tiny, loader, quiet_trainer
 
 
@@ -33,8 +34,10 @@ def saves(folder: Path, **options: Any) -> ModelCheckpoint:
 
 
 def tiering(folder: Path, *, cold: str | None = "cold", **options: Any) -> CheckpointTiering:
-    """Moves to a folder beside the run."""
-    return CheckpointTiering(cold and str(folder / cold), **{"bandwidth": 1e12, **options})
+    """Moves to a folder beside the run, by default just what ModelCheckpoint would delete."""
+    return CheckpointTiering(
+        cold and str(folder / cold), **{"bandwidth": 1e12, "keep": by_model_checkpoint(), **options}
+    )
 
 
 def train(folder: Path, *callbacks: Callback, steps: int = 5, **options: Any) -> tuple[Trainer, Remembering]:

@@ -15,10 +15,10 @@ from costguard.checkpoints.inventory import Inventory, Record
 from costguard.checkpoints.remote import open_store
 from costguard.checkpoints.restore import restore
 from costguard.checkpoints.room import Room
-from costguard.cli.cold_options import add_store_options, format_bytes, own_folder, store_options
+from costguard.cli.cold_options import add_store_options, own_folder, store_options
 from costguard.errors import RunNotFoundError, config_error
 from costguard.prices.storage import storage_class
-from costguard.units import format_money, plain, round_money
+from costguard.units import format_bytes, format_money, plain, round_money
 
 SCHEMA_VERSION = 1
 OK = 0

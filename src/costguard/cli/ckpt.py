@@ -18,11 +18,11 @@ from costguard.checkpoints.money import cost_of
 from costguard.checkpoints.recovery import recover
 from costguard.checkpoints.restore import check_copy, restore
 from costguard.checkpoints.room import Room, unprotected
-from costguard.cli.cold_options import add_store_options, format_bytes, store_options
+from costguard.cli.cold_options import add_store_options, store_options
 from costguard.errors import RunNotFoundError
 from costguard.policies.retention import Tiers
 from costguard.prices.storage import storage_class
-from costguard.units import format_money, plain, round_money
+from costguard.units import format_bytes, format_money, plain, round_money
 
 SCHEMA_VERSION = 1
 OK, FAILED = 0, 1

@@ -50,20 +50,3 @@ def own_folder(name: str) -> str:
     """A folder of this user's for lists that belong to no run: below `XDG_STATE_HOME`, as a rule `~/.local/state`."""
     base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return os.path.join(base, "costguard", name)
-
-
-def format_bytes(size: int | None) -> str:
-    """Show bytes to a person, in powers of ten as storage is sold.
-
-    Example:
-        >>> format_bytes(84_000_000_000), format_bytes(12), format_bytes(None)
-        ('84.0 GB', '12 B', 'unknown')
-    """
-    if size is None:
-        return "unknown"
-    value, unit = float(size), "B"
-    for larger in ("kB", "MB", "GB", "TB", "PB"):
-        if value < 1000:
-            break
-        value, unit = value / 1000, larger
-    return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"

@@ -12,9 +12,9 @@ from typing import Any
 from costguard.checkpoints.faults import scrub_url
 from costguard.checkpoints.remote import open_store
 from costguard.checkpoints.scratch import Due, Scratch, ScratchRegistry
-from costguard.cli.cold_options import add_store_options, format_bytes, own_folder, store_options
+from costguard.cli.cold_options import add_store_options, own_folder, store_options
 from costguard.errors import config_error
-from costguard.units import NS_PER_S, format_duration_s, parse_duration_ns
+from costguard.units import NS_PER_S, format_bytes, format_duration_s, parse_duration_ns
 
 SCHEMA_VERSION = 1
 OK, FAILED = 0, 1

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any, Literal
 
 import torch
@@ -31,7 +32,7 @@ from costguard.policies.budget import Budget
 from costguard.policies.reserve import StopPriors
 from costguard.prices import PriceBook
 from costguard.records import Verdict
-from costguard.units import NS_PER_S
+from costguard.units import NS_PER_S, parse_money
 from costguard.webhook import TIMEOUT_S
 
 LEAST_PATIENCE_S = 0.5
@@ -103,6 +104,12 @@ class BudgetStopping(Callback):
         self._added: OwnMonitor | None = None
         self._said = dict(vars(self))
         self._begin()
+
+    @property
+    def limit_usd(self) -> Fraction | None:
+        """The smallest limit in US dollars of the run itself, `None` if it has none."""
+        limits = [b.limit_usd for b in self._budgets if b.scope == "run" and b.limit_usd is not None]
+        return min((Fraction(parse_money(limit)) for limit in limits), default=None)
 
     @property
     def stopped_by(self) -> Verdict | None:

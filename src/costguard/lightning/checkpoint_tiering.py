@@ -7,12 +7,12 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
-from costguard.checkpoints.cabinet import Cold, leave_word, open_room
+from costguard.checkpoints.cabinet import leave_word, open_room, remember_policy
 from costguard.checkpoints.faults import CheckpointError, scrub_url
 from costguard.checkpoints.room import new_id
 from costguard.errors import ConfigError, config_error, warn
@@ -23,13 +23,10 @@ from costguard.lightning.instances import Instances, Method
 from costguard.lightning.joining import callbacks_of
 from costguard.lightning.shield import metering
 from costguard.lightning.tiering_moves import Moves
-from costguard.policies.retention import Retention, Tiers
-from costguard.prices.storage import DAY_NS, storage_class
+from costguard.lightning.tiering_outlook import CheckpointOutlook
+from costguard.lightning.tiering_settings import Demote, Verify, checked
 from costguard.records import Activity
 
-Demote = Literal["rest", "none"]
-DEFAULT_BYTES_PER_S = 100e6
-"""Bandwidth of demotions beside training, unless another one is given: chosen."""
 WAIT_AFTER_EXCEPTION_S = 10.0
 """Longest that a failed training waits for moves, so that others learn of the failure soon: chosen."""
 
@@ -37,24 +34,33 @@ WAIT_AFTER_EXCEPTION_S = 10.0
 class CheckpointTiering(Callback):
     """Keeps the checkpoints that are worth it, and moves the others to cold storage instead of deleting them.
 
-    Works beside an unmodified `ModelCheckpoint`: what that would delete is demoted (or deleted, where `demote="none"`),
-    and a demoted checkpoint resumes by its old path as if it had never left. With `keep` the rules decide over all
-    checkpoints; without, only what `ModelCheckpoint` would delete moves.
+    Works beside an unmodified `ModelCheckpoint`: with rules they decide over all checkpoints, what none keeps is
+    demoted, and a demoted checkpoint resumes by its old path as if it had never left. Without rules
+    `ModelCheckpoint`'s own deletions pass untouched, nothing moves, and the end of `fit` says what would have.
 
     Args:
         cold: Folder or URL that checkpoints are demoted to, such as `s3://bucket/run`; `None` to only keep by rules.
-        keep: What stays on the hot disk, such as `last(3) | best("val_loss", n=2)`, see `costguard.keep`.
+        keep: What stays on the hot disk, such as `last(3) | best("val_loss", n=2)` of `costguard.keep`, or its text.
+            `by_model_checkpoint()` moves just what `ModelCheckpoint` would delete.
         demote: `rest` demotes what no rule keeps; `none` deletes what `ModelCheckpoint` deletes, and moves nothing.
-        expire_after_days: Days after its save at which what no rule keeps is deleted everywhere; never if `None`.
-        expire_failed_after_days: The same for a run that has failed.
-        hot_quota_gb: Gigabytes of the hot disk above which also what a rule keeps is demoted, the oldest first.
+        expire_after: How long after its save what no rule keeps is deleted everywhere, such as `90d`; never if `None`.
+        on_failed_run: What becomes of what no rule keeps of a run that an exception ended: `expire 7d`, or `keep`.
+        expire_tagged: The same by tag of the run, such as `{"debug": "1d", "stage=warmup": "3d"}`: tags are those of
+            `CostMonitor(tags=...)`, and `stage`, which `begin_stage` sets; the shortest that fits holds.
+        hot_quota: Bytes of the hot disk, such as `500GB`, above which also what a rule keeps is demoted, the oldest
+            first.
+        min_free: Bytes of the hot disk, or a share such as `10%`, that stay free by the same means.
         storage_class: A class of the price table, such as `s3:GLACIER_IR`; with `hot_class` a move that costs more than
             it saves is not made.
         hot_class: The hot disk's class in that table.
-        bandwidth: Most bytes a second of a demotion beside training, above 0.
-        storage_options: Given to fsspec; never written down.
+        verify: How far a cold copy is verified before the hot one goes: by its `size`, by the `etag` that its parts
+            should have (or, where a store has none, its content), or always by reading its `content` back.
+        bandwidth: Most bytes a second of a demotion beside training, such as `50MB`; `auto` is 8 MB a second for each
+            core that this process may use.
+        storage_options: Given to fsspec, encryption included; never written down.
         allow_plain_http: Whether a store that is not this machine may be spoken to without TLS.
-        wait_at_end_s: Seconds that the end of training waits for demotions; what is not done then goes on next time.
+        finish_timeout: Seconds that the end of training waits for moves; the rest is for `costguard ckpt apply`, or
+            for the next training in this folder.
 
     Raises:
         ConfigError: If a value cannot be used.
@@ -63,47 +69,40 @@ class CheckpointTiering(Callback):
     def __init__(
         self,
         cold: str | None = None,
-        keep: Rule | None = None,
+        keep: Rule | str | None = None,
         demote: Demote = "rest",
-        expire_after_days: float | None = None,
-        expire_failed_after_days: float | None = None,
-        hot_quota_gb: float | None = None,
+        expire_after: str | None = None,
+        on_failed_run: str | None = None,
+        expire_tagged: dict[str, str] | None = None,
+        hot_quota: str | float | None = None,
+        min_free: str | float | None = None,
         storage_class: str | None = None,
         hot_class: str | None = None,
-        bandwidth: float = DEFAULT_BYTES_PER_S,
+        verify: Verify = "etag",
+        bandwidth: float | str = "auto",
         storage_options: dict[str, Any] | None = None,
         allow_plain_http: bool = False,
-        wait_at_end_s: float = 300.0,
+        finish_timeout: float = 60.0,
     ) -> None:
-        if cold is None and keep is None:
-            raise config_error(
-                "CheckpointTiering(cold=None, keep=None): nothing to do; name a cold store, such as "
-                "cold='s3://bucket/run', or rules, such as keep=last(3)."
-            )
-        if keep is not None and not isinstance(keep, Rule):
-            raise config_error(f"CheckpointTiering(keep={keep!r}): expected rules of costguard.keep, such as last(3).")
-        if not bandwidth > 0:
-            raise config_error(f"CheckpointTiering(bandwidth={bandwidth!r}): expected bytes a second above 0.")
-        if not wait_at_end_s >= 0:
-            raise config_error(f"CheckpointTiering(wait_at_end_s={wait_at_end_s!r}): expected seconds of at least 0.")
-        self._cold = Cold(
-            url=cold,
-            storage_options=storage_options,
-            storage_class=storage_class,
-            bytes_per_s=bandwidth,
-            allow_plain_http=allow_plain_http,
-        )
-        self._retention = Retention(
+        self._settings = checked(
+            cold=cold,
             keep=keep,
             demote=demote,
-            expire_after_ns=_days("expire_after_days", expire_after_days),
-            failed_expire_after_ns=_days("expire_failed_after_days", expire_failed_after_days),
-            hot_quota_bytes=None if hot_quota_gb is None else round(hot_quota_gb * 1e9),
+            expire_after=expire_after,
+            on_failed_run=on_failed_run,
+            expire_tagged=expire_tagged,
+            hot_quota=hot_quota,
+            min_free=min_free,
+            storage_class=storage_class,
+            hot_class=hot_class,
+            verify=verify,
+            bandwidth=bandwidth,
+            storage_options=storage_options,
+            allow_plain_http=allow_plain_http,
+            finish_timeout=finish_timeout,
         )
-        self._tiers = Tiers(
-            hot=_class(hot_class), cold=_class(storage_class), has_cold=cold is not None and demote == "rest"
-        )
-        self._wait_at_end_s = wait_at_end_s
+        self._hot_class = hot_class
+        self._stage: str | None = None
         self._trained: tuple[weakref.ref[Trainer] | None, str] = (None, "")
         self._begin()
 
@@ -111,11 +110,12 @@ class CheckpointTiering(Callback):
         self._instances = Instances()
         self._moves: Moves | None = None
         self._elsewhere = False
-        self._patience_s = min(self._wait_at_end_s, WAIT_AFTER_EXCEPTION_S)
+        self._outlook: CheckpointOutlook | None = None
+        self._patience_s = min(self._settings.finish_timeout, WAIT_AFTER_EXCEPTION_S)
 
     def __getstate__(self) -> dict[str, Any]:
         """Only what the user said goes along into a copy or to another process."""
-        return {name: vars(self)[name] for name in ("_cold", "_retention", "_tiers", "_wait_at_end_s")}
+        return {name: vars(self)[name] for name in ("_settings", "_hot_class", "_stage")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy has its own room."""
@@ -146,7 +146,7 @@ class CheckpointTiering(Callback):
                 "folder that is, in which the list of checkpoints lies."
             )
         try:
-            room = open_room(root, self._cold)
+            room = open_room(root, self._settings.cold)
         except OSError as error:
             if trainer.state.fn != TrainerFn.FITTING:
                 return  # what only reads may run where nothing can be written
@@ -158,19 +158,31 @@ class CheckpointTiering(Callback):
         if trained is None or trained() is not trainer:
             run = new_id()
         self._trained = weakref.ref(trainer), run  # a Trainer that goes on without a checkpoint is the same run
-        self._moves = Moves(room, self._retention, self._tiers, lambda: _last_paths(trainer), run)
+        self._moves = Moves(room, self._settings, lambda: _last_paths(trainer), run)
+        if trainer.state.fn == TrainerFn.FITTING:
+            remember_policy(room, self._settings.retention, self._hot_class)
+            self._outlook = CheckpointOutlook(room, self._settings)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say what the run's checkpoints will take up and cost."""
+        if self._moves is not None and self._outlook is not None:
+            with metering(), _charged(trainer, Activity.METERING):
+                self._moves.room.inventory.note_failed(self._moves.run, False)
+                self._outlook.begin(trainer, self._moves.run)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Everything is saved: give demotions a last while; it is charged to them."""
-        if self._moves is None:
+        """Everything is saved: give moves a last while; it is charged to them."""
+        if self._moves is None or self._outlook is None:
             return
         with metering(), _charged(trainer, Activity.DEMOTION):
-            left = self._moves.finish(self._wait_at_end_s)
+            left = self._moves.finish(self._settings.finish_timeout)
             if left:
                 warn(
-                    f"checkpoints: {left} moves are not done after {self._wait_at_end_s:.0f} s; nothing is lost, they "
-                    "go on when this folder is trained in again."
+                    f"checkpoints: {left} moves are not done after {self._settings.finish_timeout:.0f} s; nothing is "
+                    f"lost, `costguard ckpt apply {trainer.default_root_dir} --yes` or the next training in this "
+                    "folder goes on."
                 )
+            self._outlook.end(self._moves.deleted)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """A run that failed may keep less, for shorter; a user or a budget that stops it is no failure.
@@ -179,9 +191,33 @@ class CheckpointTiering(Callback):
         """
         self._instances.wrap(*private.last_after_an_exception(trainer), self._then_leave)
         if self._moves is not None:
-            self._moves.failed = isinstance(exception, Exception)
+            with metering():
+                self._moves.room.inventory.note_failed(self._moves.run, isinstance(exception, Exception))
         if isinstance(exception, KeyboardInterrupt):
             self._patience_s = 0.0  # somebody waits at the keyboard
+
+    # -- what others may tell -----------------------------------------------------------------------------------
+
+    def note_anomaly(self, step: int | None = None) -> None:
+        """Tell that the loss or the gradients went wrong, for `keep.before_anomaly`; on rank 0, others do nothing.
+
+        Args:
+            step: Optimizer step at which it began, the present one if `None`.
+        """
+        trainer = self._trained[0]() if self._trained[0] is not None else None
+        if self._moves is not None and trainer is not None:
+            self._moves.room.inventory.note_anomaly(self._moves.run, trainer.global_step if step is None else step)
+            self._moves.consider()
+
+    def begin_stage(self, name: str) -> None:
+        """Label what is saved from now on with the tag `stage`, for `expire_tagged`."""
+        self._stage = name
+
+    def end_stage(self, name: str) -> None:
+        """Mark the checkpoint of the present step, or else the next one, as a stage's end, for `keep.stage_end`."""
+        trainer = self._trained[0]() if self._trained[0] is not None else None
+        if self._moves is not None and trainer is not None:
+            self._moves.end_stage(name, trainer.global_step)
 
     def _then_leave(self, original: Method) -> Method:
         def teardown(*args: Any, **kwargs: Any) -> Any:
@@ -231,7 +267,8 @@ class CheckpointTiering(Callback):
         written = private.when_saved(trainer) if private.saves_beside(trainer) else None
         path = os.path.abspath(path)
         leave_word(path, moves.room)
-        moves.take_up(path, {**_facts(trainer), "blocked_ns": blocked_ns}, written)
+        facts = {**_facts(trainer, self._stage), "blocked_ns": blocked_ns}
+        moves.take_up(path, facts, written, *([self._outlook.saved] if self._outlook is not None else []))
 
     def _removing(self, original: Method, trainer: Trainer) -> Method:
         def remove_checkpoint(path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -263,7 +300,7 @@ class CheckpointTiering(Callback):
     def _bring_back(self, trainer: Trainer, path: str) -> None:
         if self._moves is None:
             return
-        record = self._moves.bring_back(path, self._wait_at_end_s)
+        record = self._moves.bring_back(path, self._settings.finish_timeout)
         scratch = os.path.basename(path).startswith(".")
         if record is not None and trainer.state.fn == TrainerFn.FITTING and not scratch:
             self._moves.resumed_from(record)
@@ -304,28 +341,27 @@ def _tokens(trainer: Trainer) -> int | None:
     return figures.tokens if figures is not None else None
 
 
-def _facts(trainer: Trainer) -> Mapping[str, Any]:
+def _tags(trainer: Trainer, stage: str | None) -> dict[str, str]:
+    monitor = next((c for c in callbacks_of(trainer) if isinstance(c, CostMonitor)), None)
+    run = monitor.metered if monitor is not None else None
+    return {**(run.config.tags if run is not None else {}), **({"stage": stage} if stage else {})}
+
+
+def _facts(trainer: Trainer, stage: str | None) -> Mapping[str, Any]:
     metrics: dict[str, float | None] = {}
     tokens: int | None = None
+    tags: dict[str, str] = {}
     for name, value in trainer.callback_metrics.items():
         with metering():
             metrics[name] = float(value)
     with metering():
         tokens = _tokens(trainer)
+        tags = _tags(trainer, stage)
     return {
         "step": trainer.global_step,
         "saved_ns": time.time_ns(),
         "epochs": trainer.current_epoch,
         "tokens": tokens,
         "metrics": metrics,
+        "tags": tags,
     }
-
-
-def _days(option: str, days: float | None) -> int | None:
-    if days is not None and not days >= 0:
-        raise config_error(f"CheckpointTiering({option}={days!r}): expected days of at least 0.")
-    return None if days is None else round(days * DAY_NS)
-
-
-def _class(name: str | None) -> Any:
-    return None if name is None else storage_class(name)

@@ -186,3 +186,9 @@ def when_saved(trainer: Trainer) -> Callable[[], Any]:
     waiting = executor.submit(int)
     result: Callable[[], Any] = waiting.result
     return result
+
+
+def save_triggers(callback: Any) -> tuple[int, int]:
+    """Steps and epochs between two saves of a `ModelCheckpoint`, 0 where it does not go by them."""
+    steps, epochs = getattr(callback, "_every_n_train_steps", 0), getattr(callback, "_every_n_epochs", 0)
+    return (steps if isinstance(steps, int) else 0), (epochs if isinstance(epochs, int) else 0)

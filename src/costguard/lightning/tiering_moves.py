@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -18,11 +20,18 @@ from costguard.checkpoints.recovery import recover
 from costguard.checkpoints.restore import restore
 from costguard.checkpoints.room import Room, new_id
 from costguard.errors import warn
-from costguard.policies.retention import Decision, Move, Retention, Tiers, plan
+from costguard.keep import History
+from costguard.lightning.tiering_settings import Settings
+from costguard.policies.disk import quota_within
+from costguard.policies.retention import Decision, Move, Retention, plan
 
 _UNDER_WAY: Final = ("demoting", "releasing", "expiring")
 _EARLIER: WeakValueDictionary[str, TransferThread] = WeakValueDictionary()
 """Of each folder the thread that last moved its checkpoints: what a training has left goes on while another begins."""
+
+
+def _nothing(record: Record) -> None:
+    """Nobody asked."""
 
 
 class Moves:
@@ -30,20 +39,18 @@ class Moves:
 
     Args:
         room: The checkpoints.
-        retention: What the user wants.
-        tiers: The two places.
+        settings: What the user wants.
         pointers: Gives the files that `ckpt_path="last"` may choose from; those stay on the hot disk.
         run: The run that is trained, until it is known that another one is gone on with.
     """
 
-    def __init__(
-        self, room: Room, retention: Retention, tiers: Tiers, pointers: Callable[[], Iterable[str]], run: str
-    ) -> None:
+    def __init__(self, room: Room, settings: Settings, pointers: Callable[[], Iterable[str]], run: str) -> None:
         self.room = room
-        self.failed = False
         self.run = run
-        self._retention = retention
-        self._tiers = tiers
+        self.deleted: list[int] = []
+        """Bytes of each checkpoint that was deleted."""
+        self._settings = settings
+        self._stage_end: str | None = None
         self._pointers = pointers
         self._coming: set[str] = set()
         self._going: set[str] = set()
@@ -70,20 +77,28 @@ class Moves:
 
     # -- from training ------------------------------------------------------------------------------------------
 
-    def take_up(self, path: str, facts: Mapping[str, Any], written: Callable[[], Any] | None) -> None:
-        """Take a checkpoint up, once `written` returns if it is written beside."""
+    def take_up(
+        self,
+        path: str,
+        facts: Mapping[str, Any],
+        written: Callable[[], Any] | None,
+        then: Callable[[Record], None] = _nothing,
+    ) -> None:
+        """Take a checkpoint up, once `written` returns if it is written beside, and tell `then`."""
         if written is None:
-            self._adopt(path, facts)
+            self._adopt(path, facts, then)
         else:
             with self._guard:
                 self._coming.add(path)
-            self._thread.submit(f"take up {path} {new_id()}", lambda: self._adopt_written(path, facts, written))
+            self._thread.submit(f"take up {path} {new_id()}", lambda: self._adopt_written(path, facts, written, then))
         self.consider()
 
-    def _adopt_written(self, path: str, facts: Mapping[str, Any], written: Callable[[], Any]) -> None:
+    def _adopt_written(
+        self, path: str, facts: Mapping[str, Any], written: Callable[[], Any], then: Callable[[Record], None]
+    ) -> None:
         try:
             written()
-            self._adopt(path, facts)
+            self._adopt(path, facts, then)
         finally:
             with self._guard:
                 going = path in self._going
@@ -93,9 +108,19 @@ class Moves:
         if record is not None:
             self.room.inventory.update(record, released=True)
 
-    def _adopt(self, path: str, facts: Mapping[str, Any]) -> None:
+    def _adopt(self, path: str, facts: Mapping[str, Any], then: Callable[[Record], None]) -> None:
         if os.path.exists(path):
-            self.room.inventory.adopt(path, new_id(), complete=True, run=self.run, **facts)
+            stage_end, self._stage_end = self._stage_end, None
+            facts = {**facts, "stage_end": stage_end} if stage_end else facts
+            then(self.room.inventory.adopt(path, new_id(), complete=True, run=self.run, **facts))
+
+    def end_stage(self, name: str, step: int) -> None:
+        """Mark the checkpoint of a step, or else the next one, as the one that ends a stage."""
+        newest = next((r for r in reversed(self.room.inventory.records()) if r.run == self.run), None)
+        if newest is not None and newest.step == step:
+            self.room.inventory.update(newest, stage_end=name)
+        else:
+            self._stage_end = name
 
     def stays(self, path: str) -> bool:
         """Whether what is to be deleted is kept by a rule, or demoted instead."""
@@ -106,10 +131,11 @@ class Moves:
         record = self.room.inventory.find(path)
         if record is None:
             return False
-        self.room.inventory.update(record, released=True)
-        decision = next((d for d in self.plan() if d.id == record.id), None)
+        decision = next((d for d in self.plan(without=record.id) if d.id == record.id), None)
         if decision is None or decision.move is Move.EXPIRE:
+            self.deleted.append(record.size_bytes)
             return False
+        self.room.inventory.update(record, released=True)
         self.consider()
         return True
 
@@ -155,9 +181,31 @@ class Moves:
 
     # -- on the thread ------------------------------------------------------------------------------------------
 
-    def plan(self) -> list[Decision]:
-        """What is to become of each."""
-        return plan(self.room.inventory.history(), self._retention, time.time_ns(), self._tiers)
+    def plan(self, without: str = "") -> list[Decision]:
+        """What is to become of each.
+
+        Args:
+            without: Id of one that `ModelCheckpoint` is about to let go.
+        """
+        history = self.room.inventory.history()
+        checkpoints = [replace(c, released=c.released or c.id == without) for c in history.checkpoints]
+        history, settings = replace(history, checkpoints=checkpoints), self._settings
+        return plan(history, self._retention(history), time.time_ns(), settings.tiers)
+
+    def _retention(self, history: History) -> Retention:
+        """What the user wants, on a hot disk as full as it is."""
+        wanted, floor = self._settings.retention, self._settings.min_free
+        if floor is None:
+            return wanted
+        root = os.path.dirname(self.room.inventory.folder)
+        free = self.room.files.free_bytes(root)
+        quota = quota_within(
+            round(floor * shutil.disk_usage(root).total) if floor < 1 else int(floor),
+            free_bytes=free,
+            hot_bytes=sum(c.size_bytes or 0 for c in history.checkpoints if c.tier != "cold"),
+            hot_quota_bytes=wanted.hot_quota_bytes,
+        )
+        return replace(wanted, hot_quota_bytes=quota)
 
     def _carry_out(self) -> None:
         while self._wanted and not self._closed:
@@ -181,6 +229,7 @@ class Moves:
         try:
             if decision.move is Move.EXPIRE:
                 expire(self.room, record.id)
+                self.deleted.append(record.size_bytes)
             elif self.room.store is not None and record.tier != "cold":
                 demote(self.room, record.id)
                 release(self.room, record.id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -18,6 +19,47 @@ class DiskFull:
     step: int
     in_s: float | None
     saves_left: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SaveSeen:
+    """The disk right after a save.
+
+    Args:
+        step: Optimizer step.
+        at_ns: When, ns on a clock that never goes back.
+        free_bytes: Bytes free then.
+        bytes: Bytes of the checkpoint.
+    """
+
+    step: int
+    at_ns: int
+    free_bytes: int
+    bytes: int
+
+
+def foresee_full(saves: Sequence[SaveSeen]) -> DiskFull | None:
+    """Predict from the last saves which one the disk will not take; what else fills it or is freed counts too.
+
+    Args:
+        saves: The last saves, from the oldest to the newest; two intervals show a trend, fewer may be a beginning.
+
+    Returns:
+        The prediction, `None` if there is none or the disk does not fill.
+    """
+    steps = saves[-1].step - saves[0].step if saves else 0
+    if len(saves) < 3 or steps < len(saves) - 1 or saves[-1].bytes <= 0:
+        return None
+    intervals, last = len(saves) - 1, saves[-1]
+    growth = (saves[0].free_bytes - last.free_bytes) // intervals
+    return predict_full(
+        free_bytes=last.free_bytes,
+        bytes_per_save=last.bytes,
+        step=last.step,
+        steps_per_save=steps // intervals,
+        seconds_per_step=(last.at_ns - saves[0].at_ns) / 1e9 / steps,
+        freed_per_save=last.bytes - growth,
+    )
 
 
 def predict_full(
@@ -54,3 +96,23 @@ def predict_full(
     steps = (saves + 1) * steps_per_save
     pace = None if seconds_per_step is None else steps * seconds_per_step
     return DiskFull(step=step + steps, in_s=pace, saves_left=saves)
+
+
+def quota_within(
+    min_free_bytes: int, *, free_bytes: int, hot_bytes: int, hot_quota_bytes: int | None = None
+) -> int | None:
+    """The quota of the hot disk that leaves so much of it free.
+
+    Args:
+        min_free_bytes: Bytes that are to be free when all has moved.
+        free_bytes: Bytes free now.
+        hot_bytes: Bytes of the checkpoints that are there now.
+        hot_quota_bytes: The user's own quota, `None` for none.
+
+    Returns:
+        The quota, the user's own where that is smaller or enough is free already.
+    """
+    if free_bytes >= min_free_bytes:
+        return hot_quota_bytes
+    allowed = max(0, hot_bytes + free_bytes - min_free_bytes)
+    return allowed if hot_quota_bytes is None else min(allowed, hot_quota_bytes)
