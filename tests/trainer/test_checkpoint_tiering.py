@@ -545,6 +545,39 @@ def test_beside_the_monitor_time_is_charged_and_adds_up(tmp_path: Path, order: t
     assert activities["restore"] > 0
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_trainer_of_pytorch_lightning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same library under its other name: checkpoints move, and its own old path resumes."""
+    import pytorch_lightning
+
+    class Other(pytorch_lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(8))
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return (batch * self.weight).sum()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    keeps = {"every_n_train_steps": 1, "save_top_k": -1}
+    for ckpt_path, epochs in ((None, 1), (tmp_path / "saves" / "step=1.ckpt", 2)):
+        callbacks = [
+            pytorch_lightning.callbacks.ModelCheckpoint(tmp_path / "saves", "{step}", **keeps),
+            CheckpointTiering(str(tmp_path / "cold"), keep=last(1)),
+        ]
+        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+        trainer = pytorch_lightning.Trainer(
+            max_epochs=epochs, default_root_dir=tmp_path / "run", callbacks=callbacks, **quiet
+        )
+        trainer.fit(Other(), torch.utils.data.DataLoader(torch.ones(3, 8)), ckpt_path=ckpt_path)
+        assert trainer.global_step == 3 * epochs
+    assert tiers(tmp_path)[6] == "hot"
+    assert {tiers(tmp_path)[step] for step in (2, 3, 4, 5)} == {"cold"}
+    assert "3 saves of" in capsys.readouterr().out
+
+
 @pytest.mark.filterwarnings("ignore::costguard.CostguardWarning")  # that the budget is being spent
 @pytest.mark.parametrize("first", [True, False])
 def test_the_checkpoint_of_a_stop_stays_hot(tmp_path: Path, first: bool) -> None:

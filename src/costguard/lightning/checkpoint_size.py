@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -71,21 +70,19 @@ def planned_steps(trainer: Trainer) -> int | None:
 
 def save_plans(trainer: Trainer) -> list[SavePlan]:
     """How often each `ModelCheckpoint` saves in steps; those that go by time or by an endless epoch are left out."""
-    plans = []
+    plans, per_epoch = [], _steps_per_epoch(trainer)
     for each in trainer.checkpoint_callbacks:
-        if not isinstance(each, ModelCheckpoint) or each.save_top_k == 0:
-            continue
         steps, epochs = private.save_triggers(each)
-        per_epoch = _steps_per_epoch(trainer)
+        top_k = getattr(each, "save_top_k", 0)  # by its name: pytorch_lightning has a class of its own
         every = steps or (epochs * per_epoch if epochs and per_epoch else None)
-        if every:
-            plans.append(SavePlan(every_steps=every, keeps=None if each.save_top_k < 0 else each.save_top_k))
+        if every and top_k:
+            plans.append(SavePlan(every_steps=every, keeps=None if top_k < 0 else top_k))
     return plans
 
 
 def weights_only(trainer: Trainer) -> bool:
     """Whether every `ModelCheckpoint` leaves the optimizers out."""
-    kinds = [each.save_weights_only for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
+    kinds = [getattr(each, "save_weights_only", False) for each in trainer.checkpoint_callbacks]
     return bool(kinds) and all(kinds)
 
 
