@@ -5,9 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 from rooms import MIB, file_system, options, path_of, room_of, s3_store, saved
 
@@ -19,6 +23,7 @@ from costguard.checkpoints.manifest import Level
 from costguard.checkpoints.recovery import collect, find_orphans, rebuild
 from costguard.checkpoints.remote import open_store
 from costguard.checkpoints.restore import check_copy, restore, thaw
+from costguard.checkpoints.room import Room
 from costguard.checkpoints.store import Store, Upload
 from costguard.errors import ConfigError
 from costguard.prices.storage import storage_class
@@ -321,10 +326,80 @@ def test_the_expected_tag_is_that_of_one_part_or_of_many() -> None:
     assert (digest.sha256, digest.size) == (hashlib.sha256(b"aaaaab").hexdigest(), 6)
 
 
+HUNDRED_THOUSAND = 100_000
+
+
+def _crowded(put: Callable[[str], object], foreign: int, orphans: int) -> None:
+    """Many objects of others below the run's prefix, and some of an upload that nobody committed."""
+    keys = [f"run-7/foreign/{n % 100}/{n}" for n in range(foreign)]
+    with ThreadPoolExecutor(16) as pool:
+        for _ in pool.map(put, [*keys, *(f"run-7/lost/data/attempt/{n}" for n in range(orphans))]):
+            pass
+
+
+def _moves_among_them(room: Room, foreign: int, orphans: int) -> None:
+    """A demotion, a restore and an expiry work, orphans go, and of what is not ours nothing is touched."""
+    first, data = saved(room, "step=1.ckpt", b"first"), b"second"
+    second = saved(room, "step=2.ckpt", data)
+    saved(room, "step=3.ckpt", b"third")
+    for id in (first, second):
+        demote(room, id)
+        release(room, id)
+    found = find_orphans(room)
+    assert (len(found.unknown), len(found.keys), found.bytes) == (foreign, orphans, orphans)
+    told = collect(room)
+    assert [line for line in told.problems if "not of our making" in line] == [
+        f"{room.cold.url}: {foreign} objects are not of our making, such as {found.unknown[0]}; they stay."
+    ]
+    assert Path(restore(room, second)).read_bytes() == data
+    expire(room, first)
+    left = room.cold.listing("run-7/")
+    assert len(left) == foreign + 2
+    assert sum(key.startswith("run-7/foreign/") for key in left) == foreign
+
+
+def test_a_hundred_thousand_objects_under_the_prefix(tmp_path: Path) -> None:
+    """What is not ours is told in one sentence, however much it is."""
+    url = f"memory://{uuid.uuid4().hex}"
+    room = room_of(tmp_path, open_store(url))
+    files = fsspec.filesystem("memory")
+    root = files._strip_protocol(url)
+    _crowded(lambda key: files.pipe_file(f"{root}/{key}", b"x"), HUNDRED_THOUSAND, 7)
+    try:
+        _moves_among_them(room, HUNDRED_THOUSAND, 7)
+    finally:
+        files.store.clear()
+
+
 @pytest.mark.slow
-def test_more_objects_than_one_page_are_all_listed(moto_endpoint: str) -> None:
+@pytest.mark.timeout(900)
+def test_a_hundred_thousand_objects_in_a_bucket(weed_endpoint: str, tmp_path: Path) -> None:
     """A list of S3 has a thousand keys at most: what is behind them must not read as gone."""
+    store = s3_store(weed_endpoint)
+    _crowded(lambda key: store.put(key, [b"x"], 1), HUNDRED_THOUSAND, 7)
+    _moves_among_them(room_of(tmp_path, store), HUNDRED_THOUSAND, 7)
+
+
+@pytest.mark.slow
+def test_more_than_one_page_of_keys(moto_endpoint: str, tmp_path: Path) -> None:
+    """The same on moto, with a little more than a page."""
     store = s3_store(moto_endpoint)
-    for number in range(1_005):
-        store.put(f"r/{number:05}", [b"x"], 1)
-    assert len(store.listing("r/")) == 1_005
+    _crowded(lambda key: store.put(key, [b"x"], 1), 1_005, 7)
+    _moves_among_them(room_of(tmp_path, store), 1_005, 7)
+
+
+@pytest.mark.parametrize("encryption", ["AES256", "aws:kms"])
+def test_encryption_at_the_server_is_passed_on(moto_endpoint: str, tmp_path: Path, encryption: str) -> None:
+    """Data in one part and in several, and the manifest: all are written with what the storage options ask for."""
+    asked = {"s3_additional_kwargs": {"ServerSideEncryption": encryption}}
+    url = f"s3://tests/{uuid.uuid4().hex}"
+    room = room_of(tmp_path, open_store(url, storage_options={**options(moto_endpoint), **asked}), part_bytes=5 * MIB)
+    small, large = saved(room, "a.ckpt", b"small"), saved(room, "b.ckpt", os.urandom(11 * MIB))
+    for id in (small, large):
+        assert demote(room, id).level >= Level.ETAG
+    plain = file_system(moto_endpoint)
+    keys = room.cold.listing("")
+    assert len(keys) == 4
+    for key in keys:
+        found = plain.call_s3("head_object", Bucket="tests", Key=f"{url.rpartition('/')[2]}/{key}")
+        assert found["ServerSideEncryption"] == encryption, key

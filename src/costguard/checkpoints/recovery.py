@@ -227,7 +227,9 @@ def _collect_cold(room: Room, told: Recovery) -> None:
             room.cold.abort(upload)
     if orphans.keys or orphans.uploads:
         told.done.append(f"{len(orphans.keys)} objects and {orphans.uploads} unfinished uploads are deleted")
-    told.problems += [f"{key}: not of our making; it stays." for key in orphans.unknown]
+    if orphans.unknown:
+        count, first = len(orphans.unknown), orphans.unknown[0]
+        told.problems.append(f"{room.cold.url}: {count} objects are not of our making, such as {first}; they stay.")
 
 
 def rebuild(room: Room) -> list[Record]:
