@@ -29,7 +29,7 @@ import torch
 
 from costguard.checkpoints.cabinet import Cold, open_room
 from costguard.checkpoints.demotion import demote
-from costguard.lightning.checkpoint_tiering import DEFAULT_BYTES_PER_S
+from costguard.lightning.tiering_settings import default_bytes_per_s
 from servers import KEY, SECRET, SeaweedServer
 
 MIB = 1 << 20
@@ -147,8 +147,9 @@ def step_cost(uploads: Uploads, rounds: int) -> None:
     """Print what steps take while a demotion goes on, of what they take before and after it."""
     steps = Steps()
     steps.run(_after(3.0))
+    cap = default_bytes_per_s()
     ways: dict[str, Callable[[], Callable[[], object]]] = {
-        f"{OURS}, {DEFAULT_BYTES_PER_S / 1e6:.0f} MB/s": lambda: uploads.ours(DEFAULT_BYTES_PER_S),
+        f"{OURS}, {cap / 1e6:.0f} MB/s": lambda: uploads.ours(cap),
         f"{S3FS}, no cap": uploads.s3fs,
     }
     ratios: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}

@@ -131,7 +131,11 @@ class Moves:
         record = self.room.inventory.find(path)
         if record is None:
             return False
-        decision = next((d for d in self.plan(without=record.id) if d.id == record.id), None)
+        try:
+            decision = next((d for d in self.plan(without=record.id) if d.id == record.id), None)
+        except CheckpointError as error:  # what a rule may have asked for cannot be read: keep, and tell
+            self._say("plan", f"checkpoints: {error}")
+            return True
         if decision is None or decision.move is Move.EXPIRE:
             self.deleted.append(record.size_bytes)
             return False
