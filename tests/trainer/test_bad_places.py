@@ -12,7 +12,9 @@ import pytest
 from builders import Journal
 from costguard import CostguardWarning
 from costguard.clock import boot_id, process_start_ns
+from costguard.ledger import mirror as mirror_module
 from costguard.ledger.files import LocalFiles
+from costguard.lightning import membership as membership_module
 from costguard.lightning import run as run_module
 from costguard.testing import FullDisk
 from helpers import Tiny, loader, monitor, quiet_trainer, receipt_of
@@ -89,7 +91,8 @@ def test_a_mirror_that_is_away_costs_a_warning(tmp_path: Path, url: str, monkeyp
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    monkeypatch.setattr(run_module, "MIRROR_PATIENCE_S", 2.0)
+    monkeypatch.setattr(mirror_module, "PATIENCE_S", 2.0)
+    monkeypatch.setattr(membership_module, "PATIENCE_S", 2.0)
     fsspec.get_filesystem_class("s3").clear_instance_cache()
     try:
         found = fit(tmp_path, run_id="r", dir=url)

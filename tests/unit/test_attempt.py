@@ -184,7 +184,7 @@ def test_without_a_folder_everything_stays_in_memory(tmp_path: Path) -> None:
         attempt = journal.attempt()
     attempt.train(5)
     attempt.save()
-    attempt.writer.adopt({})
+    attempt.writer.adopt_page(attempt.writer.seat)
     attempt.close()
     assert attempt.meter.state.totals[5] == 5 * NS
 

@@ -13,10 +13,10 @@ from costguard.errors import warn
 from costguard.flops.step import NO_WORK, Work
 from costguard.ledger.activity import ActivityMeter, Counters, Warmup
 from costguard.ledger.files import Files
-from costguard.ledger.fold import state_fields
+from costguard.ledger.fold import fold_line, state_fields
 from costguard.ledger.layout import Seat
 from costguard.ledger.mirror import Mirror, MirrorThread
-from costguard.ledger.page import PAGE_BYTES, Page
+from costguard.ledger.page import PAGE_BYTES, Page, read_page
 from costguard.ledger.segment import Segment
 from costguard.records import ENDING_ACTIONS, Verdict
 from costguard.units import NS_PER_S
@@ -62,6 +62,7 @@ class AttemptWriter:
     ) -> None:
         self.folder = folder
         self.seat = seat
+        self._files = files
         self._segment = segment
         self._meter = meter
         self._clock = clock
@@ -151,10 +152,14 @@ class AttemptWriter:
         """Record how the run is expected to end, so that it can be scored when it has."""
         self._line("forecast", made=dict(made))
 
-    def adopt(self, fields: Mapping[str, Any]) -> None:
-        """Record what an earlier attempt's page holds; see `costguard.ledger.fold.fold_line`."""
-        if self._segment is not None:
-            self._segment.append("fold", **fields)
+    def adopt_page(self, seat: Seat) -> None:
+        """Record what the page of an earlier attempt that ended unseen holds, which then outlives a power cut too."""
+        try:
+            page = read_page(self._files.read(os.path.join(self.folder, seat.page)))
+        except OSError:
+            return
+        if page and self._segment is not None:
+            self._segment.append("fold", **fold_line(seat, page))
 
     def verdict(self, verdict: Verdict) -> None:
         """Record a decision."""

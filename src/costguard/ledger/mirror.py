@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 import fsspec
 
+from costguard.deadline import within
 from costguard.errors import RunNotFoundError, warn
 from costguard.ledger.account import RunAccount
 from costguard.ledger.control import is_control
@@ -23,6 +24,8 @@ from costguard.ledger.layout import Seat, seats_in
 from costguard.ledger.lines import decode
 from costguard.ledger.places import FolderReader, check_readable, only_run
 
+PATIENCE_S = 15.0
+"""Longest that a start waits for the store of a mirror: chosen."""
 PART_BYTES = 1 << 20
 """Object stores cannot append, so a segment is mirrored in parts and only its last part is sent again."""
 
@@ -189,6 +192,22 @@ def _wall_ns(segment: bytes) -> int:
 
 def _numbers(segment: bytes) -> set[int]:
     return {line["n"] for line in decode(segment, "").lines}
+
+
+def open_mirror(url: str, files: Files, otherwise: str) -> Mirror | None:
+    """Open a mirror, or warn and do without.
+
+    Args:
+        url: Folder of the run on the store.
+        files: The local file layer.
+        otherwise: What it means to do without, for the warning.
+    """
+    try:
+        mirror: Mirror = within(PATIENCE_S, lambda: Mirror(url, files))
+        return mirror
+    except Exception as error:  # a store may raise anything
+        warn(f"no mirror at {url} ({error}): {otherwise}.")
+        return None
 
 
 class MirrorThread:

@@ -11,7 +11,7 @@ from costguard.errors import ConfigError, CostguardError, config_error, warn
 from costguard.ledger.allocation import Allocation
 from costguard.ledger.files import Files
 from costguard.ledger.layout import Seat, run_folder
-from costguard.ledger.mirror import Mirror
+from costguard.ledger.mirror import PATIENCE_S, Mirror
 from costguard.ledger.opening import (
     Claim,
     Identity,
@@ -23,7 +23,6 @@ from costguard.ledger.opening import (
     run_that_saved,
 )
 
-MIRROR_PATIENCE_S = 15.0
 Broadcast = Callable[[Any], Any]
 """Gives every rank what rank 0 has; called by all ranks at the same point, never in an exception path."""
 _T = TypeVar("_T")
@@ -147,7 +146,7 @@ class Membership:
             return
         folder = run_folder(self._root, run_id)
         try:
-            within(MIRROR_PATIENCE_S, lambda: Mirror(f"{self._mirror}/{run_id}", self._files).restore(folder))
+            within(PATIENCE_S, lambda: Mirror(f"{self._mirror}/{run_id}", self._files).restore(folder))
         except Exception as error:  # a store may raise anything
             warn(
                 f"the mirror {self._mirror} is away ({type(error).__name__}: {error}): what earlier attempts "

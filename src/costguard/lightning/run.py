@@ -12,7 +12,6 @@ from lightning.pytorch import Trainer
 from torch.nn.parameter import UninitializedParameter
 
 from costguard.clock import Clock, SystemClock, process_start_ns
-from costguard.deadline import within
 from costguard.errors import warn
 from costguard.flops.step import Work
 from costguard.ledger.account import RunAccount
@@ -21,15 +20,13 @@ from costguard.ledger.allocation import Allocation
 from costguard.ledger.attempt import AttemptWriter
 from costguard.ledger.devices import Paid
 from costguard.ledger.files import Files, LocalFiles
-from costguard.ledger.fold import fold_line
 from costguard.ledger.live import Figures, LiveAttempt
-from costguard.ledger.mirror import Mirror
+from costguard.ledger.mirror import Mirror, open_mirror
 from costguard.ledger.mounts import ephemeral_disk
 from costguard.ledger.opening import Claim
-from costguard.ledger.page import read_page
 from costguard.ledger.places import read_folder
 from costguard.ledger.process_time import PROCESS
-from costguard.lightning.membership import MIRROR_PATIENCE_S, Broadcast, Membership
+from costguard.lightning.membership import Broadcast, Membership
 from costguard.lightning.peak import DevicePeak, device_peak, same_dtype
 from costguard.lightning.probing import Seen
 from costguard.lightning.shield import metering
@@ -195,7 +192,9 @@ class Run:
             earlier=[os.path.join(claim.folder, seat.segment) for seat in own if seat.attempt < claim.seat.attempt],
         )
         if claim.seat.rank == 0:
-            self._adopt_pages(claim)
+            for rank in claim.earlier.ranks:
+                if rank.status == "died":
+                    self.writer.adopt_page(rank.seat)
             self._warn_of_disk(claim.folder, mirror)
             self.begin_live()
 
@@ -225,23 +224,8 @@ class Run:
     def _mirror(self, run_id: str) -> Mirror | None:
         if self.config.mirror is None:
             return None
-        try:
-            mirror: Mirror = within(MIRROR_PATIENCE_S, lambda: Mirror(f"{self.config.mirror}/{run_id}", self.files))
-            return mirror
-        except Exception as error:  # a store may raise anything
-            warn(f"no mirror at {self.config.mirror} ({error}): the journal is kept on this machine's disk only.")
-            return None
-
-    def _adopt_pages(self, claim: Claim) -> None:
-        """Write down what dead attempts' pages hold, so that it also outlives a power cut and reaches the mirror."""
-        for rank in claim.earlier.ranks:
-            if rank.status == "died":
-                try:
-                    page = read_page(self.files.read(os.path.join(claim.folder, rank.seat.page)))
-                except OSError:
-                    continue
-                if page:
-                    self.writer.adopt(fold_line(rank.seat, page))
+        otherwise = "the journal is kept on this machine's disk only"
+        return open_mirror(f"{self.config.mirror}/{run_id}", self.files, otherwise)
 
     @staticmethod
     def _warn_of_disk(folder: str, mirror: Mirror | None) -> None:

@@ -9,21 +9,17 @@ from fractions import Fraction
 from typing import Any
 
 from costguard.clock import Clock, SystemClock, boot_id, process_start_ns
-from costguard.deadline import within
-from costguard.errors import warn
 from costguard.ledger.account import RunAccount
 from costguard.ledger.activity import ActivityMeter
 from costguard.ledger.attempt import AttemptWriter
 from costguard.ledger.files import Files, LocalFiles
-from costguard.ledger.fold import fold_line
-from costguard.ledger.mirror import Mirror
+from costguard.ledger.mirror import open_mirror
 from costguard.ledger.opening import Claim, claim_attempt
-from costguard.ledger.page import read_page
 from costguard.prices import PriceBook
 from costguard.records import Activity, Verdict
 from costguard.units import NS_PER_HOUR
 
-MIRROR_PATIENCE_S = 15.0
+_OTHERWISE = "the time until the machine is given back is noted on its disk only"
 _COPIED = ("job", "allocation", "planned_tokens", "tags", "book", "gap")
 
 
@@ -67,10 +63,12 @@ class Idling:
             clock=self._clock,
             header=self._header(run_id, claim, attempt, before[0].header if before else {}),
             price_changes_ns=self._book.changes_ns(),
-            mirror=self._mirror(mirror),
+            mirror=open_mirror(mirror, self._files, _OTHERWISE) if mirror is not None else None,
             earlier=[os.path.join(claim.folder, r.seat.segment) for r in before],
         )
-        self._adopt_pages(claim)
+        for rank in claim.earlier.ranks:
+            if rank.status != "closed":
+                self._writer.adopt_page(rank.seat)
 
     def _free_from_ns(self, account: RunAccount) -> int:
         """When the last rank of this boot had ended: the time until then is metered."""
@@ -94,27 +92,6 @@ class Idling:
             "idle_devices": self.devices - 1,
             "paid_devices": self.devices,
         }
-
-    def _mirror(self, url: str | None) -> Mirror | None:
-        if url is None:
-            return None
-        try:
-            mirror: Mirror = within(MIRROR_PATIENCE_S, lambda: Mirror(url, self._files))
-            return mirror
-        except Exception as error:  # a store may raise anything
-            warn(f"no mirror at {url} ({error}): the time until the machine is given back is noted on its disk only.")
-            return None
-
-    def _adopt_pages(self, claim: Claim) -> None:
-        """Write down what a dead training's page holds, so that it reaches the mirror too."""
-        for rank in claim.earlier.ranks:
-            if rank.status != "closed":
-                try:
-                    page = read_page(self._files.read(os.path.join(claim.folder, rank.seat.page)))
-                except OSError:
-                    continue
-                if page:
-                    self._writer.adopt(fold_line(rank.seat, page))
 
     @property
     def seconds(self) -> float:
