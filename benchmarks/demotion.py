@@ -1,10 +1,11 @@
 """How fast a checkpoint is demoted to an S3 server, beside s3fs and boto3, and what that does to training steps.
 
-A SeaweedFS of its own on this machine takes the same file from each in turn: `demote` (with hashing and verification,
+An S3 server of its own on this machine (SeaweedFS, and Ceph's gateway where it is installed) takes the same file from
+each in turn: `demote` (with hashing and verification,
 without a cap), `s3fs.put_file`, boto3's transfer manager. The figure is the median of the ratios of each round. Then
 training steps of a small model are timed while a demotion at the default cap goes on, beside those without one.
 Server, client and training share this machine's cores, which is harsher than a store elsewhere.
-Run `python benchmarks/demotion.py [--mib 1024] [--rounds 5]`.
+Run `python benchmarks/demotion.py [--mib 1024] [--rounds 5] [--server seaweed|rgw]`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import torch
 from costguard.checkpoints.cabinet import Cold, open_room
 from costguard.checkpoints.demotion import demote
 from costguard.lightning.tiering_settings import default_bytes_per_s
+from rgw_server import RgwServer, missing
 from servers import KEY, SECRET, SeaweedServer
 
 MIB = 1 << 20
@@ -38,6 +40,7 @@ ASKED = {S3FS: 0.95, BOTO3: 0.8}
 """Least share of a peer's throughput that a demotion is to have."""
 ASKED_MIB = 200
 """Most memory that a demotion may add at its peak."""
+SERVERS = {"seaweed": SeaweedServer, "rgw": RgwServer}
 ASKED_STEPS = 1.03
 """Most that steps may take while a demotion at the default cap goes on, of what they take without."""
 
@@ -51,7 +54,7 @@ class Uploads:
         mib: Size of the file, MiB.
     """
 
-    def __init__(self, server: SeaweedServer, folder: Path, mib: int) -> None:
+    def __init__(self, server: SeaweedServer | RgwServer, folder: Path, mib: int) -> None:
         self.path = folder / "step=1.ckpt"
         with self.path.open("wb") as file:
             for _ in range(mib):
@@ -178,19 +181,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mib", type=int, default=1024, help="size of the file, MiB")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each comparison")
+    parser.add_argument("--server", choices=SERVERS, action="append", help="only this one")
     arguments: Any = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        server = SeaweedServer(folder / "server")
-        server.start()
-        try:
-            uploads = Uploads(server, folder, arguments.mib)
-            print(f"one file of {arguments.mib} MiB to SeaweedFS on this machine, {arguments.rounds} rounds")
-            throughput(uploads, arguments.rounds)
-            print(f"training steps on one of {os.cpu_count()} cores")
-            step_cost(uploads, arguments.rounds)
-        finally:
-            server.kill()
+    for name in arguments.server or SERVERS:
+        if name == "rgw" and missing():
+            print("Ceph's gateway is left out: apt-get install radosgw ceph-mon ceph-osd ceph-common")
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            _measure(SERVERS[name], Path(folder), arguments.mib, arguments.rounds)
+
+
+def _measure(kind: type[SeaweedServer] | type[RgwServer], folder: Path, mib: int, rounds: int) -> None:
+    server = kind(folder / "server")
+    server.start()
+    try:
+        uploads = Uploads(server, folder, mib)
+        print(f"one file of {mib} MiB to {kind.__name__.removesuffix('Server')} on this machine, {rounds} rounds")
+        throughput(uploads, rounds)
+        print(f"training steps on one of {os.cpu_count()} cores")
+        step_cost(uploads, rounds)
+    finally:
+        server.kill()
 
 
 if __name__ == "__main__":
