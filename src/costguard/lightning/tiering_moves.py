@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from costguard.checkpoints.demotion import demote, release
-from costguard.checkpoints.expiry import expire
+from costguard.checkpoints.carrying import carry_out
 from costguard.checkpoints.faults import CheckpointError, StoreError
 from costguard.checkpoints.inventory import Record
 from costguard.checkpoints.pace import TransferThread
@@ -225,18 +224,12 @@ class Moves:
 
     def _do(self, decision: Decision) -> bool:
         """Carry one decision out; says whether it is worth going on with the others now."""
-        if decision.move is Move.KEEP:
-            return True
         record = next((r for r in self.room.inventory.records() if r.id == decision.id), None)
-        if record is None or not self._may_go(record):
+        if record is None or decision.move is Move.KEEP:
             return True
         try:
-            if decision.move is Move.EXPIRE:
-                expire(self.room, record.id)
+            if carry_out(self.room, decision, self._pointers()) is None and decision.move is Move.EXPIRE:
                 self.deleted.append(record.size_bytes)
-            elif self.room.store is not None and record.tier != "cold":
-                demote(self.room, record.id)
-                release(self.room, record.id)
         except StoreError as error:
             self._say(error.kind, f"checkpoints stay on the hot disk for now, and are moved later: {error}")
             return False
@@ -245,15 +238,6 @@ class Moves:
             if self.room.inventory.there(record):
                 self._say(record.id, f"checkpoints: step {record.step} stays where it is: {error}")
         return True
-
-    def _may_go(self, record: Record) -> bool:
-        newest = self.room.inventory.newest_complete()
-        if record.resumed_from or record.pinned or (newest is not None and newest.id == record.id):
-            return False
-        if record.tier == "cold":
-            return True
-        pointed = {os.path.realpath(path) for path in self._pointers() if path}
-        return record.path not in pointed and not self.room.files.links_to(record.path)
 
     def _tell(self, name: str, error: Exception) -> None:
         what = name.partition(" /")[0]
