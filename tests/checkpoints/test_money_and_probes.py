@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 from proxy import Proxy, Rule
-from rooms import file_system, room_of, s3_store
+from rooms import file_system, room_of, s3_store, saved
 
 from costguard.checkpoints.faults import StoreError
 from costguard.checkpoints.hot import FileFact
@@ -65,7 +66,7 @@ def test_a_store_that_is_as_it_should_be_passes_every_probe(store: Store, tmp_pa
     """And nothing is left of the probing."""
     findings = probe(room_of(tmp_path, store))
     assert [f for f in findings if not f.ok] == []
-    assert {"write", "exclusive", "read", "list", "uploads", "delete", "disk"} <= {f.probe for f in findings}
+    assert {"write", "exclusive", "read", "list", "uploads", "delete", "disk", "temp"} <= {f.probe for f in findings}
     assert store.listing("") == []
 
 
@@ -92,7 +93,21 @@ def test_missing_rights_are_found_before_the_run_leans_on_them(proxy: Proxy, tmp
     findings = probe(room_of(tmp_path, s3_store(proxy.endpoint, attempts=1)))
     assert [(f.probe, "check the rights" in f.sentence) for f in findings if f.ok is False] == [("delete", True)]
     proxy.rules.append(Rule("PUT", "answer", 99, 403, "AccessDenied"))
-    assert [f.probe for f in probe(room_of(tmp_path, s3_store(proxy.endpoint, attempts=1)))] == ["write"]
+    found = probe(room_of(tmp_path, s3_store(proxy.endpoint, attempts=1)))
+    assert [f.probe for f in found] == ["write", "disk", "temp"]  # what needs an object is left out
+
+
+def test_a_temp_folder_on_another_disk_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning#21253: what is saved is copied from there, and does not fit where nothing is free."""
+    room = room_of(tmp_path, None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert [(f.probe, f.ok) for f in probe(room)] == [("disk", True), ("temp", True)]
+    saved(room, "step=1.ckpt")
+    monkeypatch.setattr(tempfile, "tempdir", "/proc")  # never the disk of anything else, and nothing is free there
+    (temp,) = (f for f in probe(room) if f.probe == "temp")
+    assert temp.ok is False
+    assert "set TMPDIR" in temp.sentence
+    assert "are too few" in temp.sentence
 
 
 def test_a_cold_folder_whose_disk_is_away_is_not_taken_for_empty(tmp_path: Path) -> None:

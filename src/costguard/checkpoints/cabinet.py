@@ -69,8 +69,9 @@ def open_room(root: str, cold: Cold) -> Room:
     url = cold.url or said.get("cold")
     place = None if url is None else _plain(url)
     _check_same_place(folder, said.get("cold"), place)
-    said = _note(folder, run=name, cold=place, storage_class=cold.storage_class or said.get("storage_class"))
-    prices = storage_class(said["storage_class"]) if said["storage_class"] else None
+    chosen = cold.storage_class or said.get("storage_class")
+    prices = storage_class(chosen) if chosen else None  # what cannot be used is not written down
+    said = _note(folder, run=name, cold=place, storage_class=chosen)
     store = None
     if url is not None:
         kind = said["storage_class"].split(":", 1)[1] if said["storage_class"] and url.startswith("s3") else None

@@ -314,16 +314,20 @@ class Inventory:
     def let_ghosts_go(self) -> list[Record]:
         """Note which hot files were deleted or overwritten by others; where a whole folder is away nothing is noted."""
         with self._guard:
-            ghosts = [
-                record
-                for record in self.records()
-                if record.state in ("hot", "both")
-                and self._files.listing(os.path.dirname(record.path))
-                and not self.there(record)
-            ]
+            ghosts = self.ghosts()
             for record in ghosts:
                 self._gone(record)
             return ghosts
+
+    def ghosts(self) -> list[Record]:
+        """Whose hot files were deleted or overwritten by others; nothing is noted, see `let_ghosts_go`."""
+        return [
+            record
+            for record in self.records()
+            if record.state in ("hot", "both")
+            and self._files.listing(os.path.dirname(record.path))
+            and not self.there(record)
+        ]
 
     def pin(self, id: str, pinned: bool = True) -> Record:
         """Pin a checkpoint, hot or cold, or take the pin away.

@@ -12,7 +12,7 @@ from costguard.errors import config_error
 
 
 class Pace:
-    """Spreads bytes over time.
+    """Spreads bytes over time; `moved_bytes` counts them, and an `observer` is told of each part's.
 
     Args:
         bytes_per_s: Most bytes a second on average, > 0; as fast as it goes if `None`.
@@ -34,6 +34,7 @@ class Pace:
         self._sleep = sleep
         self._free_ns = 0
         self.moved_bytes = 0
+        self.observer: Callable[[int], None] | None = None
 
     def parts(self, parts: Iterable[bytes]) -> Iterator[bytes]:
         """Pass parts on, no faster than that."""
@@ -44,6 +45,8 @@ class Pace:
     def take(self, size: int) -> None:
         """Wait until so many more bytes may be moved."""
         self.moved_bytes += size
+        if self.observer is not None:
+            self.observer(size)
         if self._bytes_per_s is None:
             return
         now = self._now_ns()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ class Finding:
     """What one probe found.
 
     Args:
-        probe: `write`, `exclusive`, `read`, `list`, `uploads`, `delete`, `versioning`, `clock`, `disk`.
+        probe: `write`, `exclusive`, `read`, `list`, `uploads`, `delete`, `versioning`, `clock`, `disk`, `temp`.
         ok: Whether it is as it should be; `None` if it cannot be told.
         sentence: What it is, and what to do about it.
     """
@@ -29,14 +30,20 @@ class Finding:
 
 
 def probe(room: Room) -> list[Finding]:
-    """Write, read, list and delete one small object, and look at what costs money unseen.
+    """Write, read, list and delete one small object, and look at what costs money unseen and at the disks.
 
     Args:
         room: The run's checkpoints.
 
     Returns:
-        A finding for each probe; those after a failed one that they need are left out.
+        A finding for each probe; those after a failed one that they need, and of a store that is not there, are
+        left out.
     """
+    disks = [_disk(room), _temp(room)]
+    return disks if room.store is None else [*_probe_store(room), *disks]
+
+
+def _probe_store(room: Room) -> list[Finding]:
     store, key, data = room.cold, f"{room.run}/probe-{room.new_id()}/object", b"costguard was here"
     found: list[Finding] = []
     steps: list[tuple[str, Callable[[], bool], str, str]] = [
@@ -66,7 +73,7 @@ def probe(room: Room) -> list[Finding]:
                 return found
             continue
         found.append(Finding(probe=name, ok=ok, sentence=f"{store.url}: {good if ok else bad}."))
-    return [*found, *_versioning(room), *_clock(room), _disk(room)]
+    return [*found, *_versioning(room), *_clock(room)]
 
 
 def _deleted(room: Room, key: str) -> bool:
@@ -104,8 +111,31 @@ def _clock(room: Room) -> list[Finding]:
 
 def _disk(room: Room) -> Finding:
     """Restores and trash lie beside the checkpoints, so only their own disk matters."""
-    free = room.files.free_bytes(os.path.dirname(room.inventory.folder))
-    largest = max((record.size_bytes for record in room.inventory.records()), default=0)
+    free, largest = room.files.free_bytes(os.path.dirname(room.inventory.folder)), _largest(room)
     ok = free > largest
     sentence = f"{free / 1e9:.1f} GB are free, the largest checkpoint has {largest / 1e9:.1f} GB"
     return Finding(probe="disk", ok=ok, sentence=f"{sentence}{'' if ok else '; a restore would not fit'}.")
+
+
+def _temp(room: Room) -> Finding:
+    """A file that Lightning saves is written to the temporary folder first, and moved to its place from there.
+
+    Source: `_atomic_save` of Lightning 2.6, through a transaction of fsspec's local file system; Lightning#21253.
+    """
+    temp, root = tempfile.gettempdir(), os.path.dirname(os.path.abspath(room.inventory.folder))
+    folders = {os.path.dirname(record.path) for record in room.inventory.records()} | {root}
+    there = sorted(folder for folder in folders if os.path.isdir(folder))
+    away = [folder for folder in there if os.stat(folder).st_dev != os.stat(temp).st_dev]
+    if not away:
+        return Finding(probe="temp", ok=True, sentence=f"{temp} is on the disk of the checkpoints.")
+    free, largest = room.files.free_bytes(temp), _largest(room)
+    fits = "" if free > largest else f", and its {free / 1e9:.1f} GB are too few for {largest / 1e9:.1f} GB"
+    sentence = (
+        f"{temp} is on another disk than {away[0]}, so that Lightning copies what it saves from there, and a death in "
+        f"between leaves half a file{fits}; set TMPDIR to a folder on the disk of the checkpoints."
+    )
+    return Finding(probe="temp", ok=False, sentence=sentence)
+
+
+def _largest(room: Room) -> int:
+    return max((record.size_bytes for record in room.inventory.records()), default=0)

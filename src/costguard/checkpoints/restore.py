@@ -264,7 +264,9 @@ def check_copy(room: Room, id: str) -> int:
         key = room.data_key(manifest, entry.path)
         sha256 = hashlib.sha256()
         for start in range(0, entry.size, entry.part_bytes):
-            sha256.update(room.cold.read(key, start, min(start + entry.part_bytes, entry.size)))
+            end = min(start + entry.part_bytes, entry.size)
+            room.pace.take(end - start)
+            sha256.update(room.cold.read(key, start, end))
         if sha256.hexdigest() != entry.sha256:
             raise MismatchError(f"{room.cold.url}: {posixpath.basename(key)} does not hold the bytes that were sent.")
     return manifest.size_bytes
