@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
+from typing import Final
 
 from costguard.checkpoints.demotion import demote, release
 from costguard.checkpoints.expiry import expire
 from costguard.checkpoints.inventory import Record
 from costguard.checkpoints.room import Room
 from costguard.policies.retention import Decision, Move
+
+_LAST: Final = re.compile(r"last.*\.ckpt")
+"""Names that `ckpt_path="last"` chooses from, in `ModelCheckpoint._find_last_checkpoints` of Lightning 2.6."""
 
 
 def carry_out(room: Room, decision: Decision, pointers: Iterable[str] = ()) -> str | None:
@@ -63,3 +68,13 @@ def why_it_stays(room: Room, record: Record, pointers: Iterable[str] = ()) -> st
         if holds:
             return why
     return None
+
+
+def restart_files(room: Room) -> list[str]:
+    """Files beside the checkpoints that a restart may go on from by their name, for where no Trainer is there to ask.
+
+    Args:
+        room: The checkpoints.
+    """
+    folders = sorted({os.path.dirname(record.path) for record in room.inventory.records()})
+    return [os.path.join(f, name) for f in folders for name in room.files.listing(f) if _LAST.fullmatch(name)]

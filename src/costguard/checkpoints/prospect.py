@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from costguard.checkpoints.carrying import restart_files, why_it_stays
 from costguard.checkpoints.inventory import Record
 from costguard.checkpoints.money import requests_of
-from costguard.policies.retention import Decision, Move, Tiers
+from costguard.checkpoints.room import Room
+from costguard.keep import History
+from costguard.policies.retention import Decision, Move, Retention, Tiers, plan
 
 _NOTHING = Fraction(0)
 
@@ -28,6 +31,56 @@ class Prospect:
     usd_fee: Fraction | None
     read_usd: Fraction | None
     restore_hours: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """What is to become of one checkpoint.
+
+    Args:
+        record: The checkpoint as it is now.
+        decision: What is to be done and why.
+        prospect: What that means.
+    """
+
+    record: Record
+    decision: Decision
+    prospect: Prospect
+
+
+def planned(room: Room, retention: Retention | None, tiers: Tiers) -> list[Planned]:
+    """Plan as a training would, where none is there: nothing is changed or noted.
+
+    Args:
+        room: The checkpoints.
+        retention: What is wanted of them; all is kept if `None`, also what `ModelCheckpoint` has let go.
+        tiers: The two places and their prices.
+
+    Returns:
+        From the oldest to the newest; what was deleted by hand and has no cold copy is left out.
+
+    Raises:
+        CheckpointError: If what happened to the runs cannot be read.
+    """
+    now_ns, ghosts = room.now_ns(), {ghost.id for ghost in room.inventory.ghosts()}
+    records = {r.id: r if r.id not in ghosts else replace(r, state="cold") for r in room.inventory.records()}
+    records = {id: r for id, r in records.items() if id not in ghosts or r.cold_since_ns is not None}
+    history = _history(room, records, heeds_released=retention is not None)
+    pointers = restart_files(room)
+    found = []
+    for decision in plan(history, retention or Retention(), now_ns, tiers):
+        record = records[decision.id]
+        why = why_it_stays(room, record, pointers) if decision.move is not Move.KEEP else None
+        held = Decision(id=record.id, move=Move.KEEP, rule="held", reason=why) if why else decision
+        found.append(Planned(record=record, decision=held, prospect=prospect(held, record, tiers, now_ns)))
+    return found
+
+
+def _history(room: Room, records: dict[str, Record], *, heeds_released: bool) -> History:
+    checkpoints = [record.as_checkpoint() for record in records.values()]
+    if not heeds_released:
+        checkpoints = [replace(c, released=False) for c in checkpoints]
+    return replace(room.inventory.history(), checkpoints=checkpoints)
 
 
 def prospect(decision: Decision, record: Record, tiers: Tiers, now_ns: int) -> Prospect:
