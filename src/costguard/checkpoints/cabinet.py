@@ -53,19 +53,20 @@ class Cold:
         return None if self.storage_class is None else storage_class(self.storage_class)
 
 
-def open_room(root: str, cold: Cold) -> Room:
+def open_room(root: str, cold: Cold, run: str | None = None) -> Room:
     """Open the checkpoints of a folder, which are listed there from now on.
 
     Args:
         root: Folder that the training's checkpoints lie in or below.
         cold: Where what is demoted goes.
+        run: Name in the cold store of a folder that has none yet; a new one if `None`.
 
     Raises:
         ConfigError: If the cold store cannot be opened.
     """
     folder = os.path.join(os.path.abspath(root), FOLDER)
     said = _read(folder)
-    name = said.get("run") or f"{os.path.basename(os.path.abspath(root)) or 'run'}-{new_id()[:8]}"
+    name = said.get("run") or run or f"{os.path.basename(os.path.abspath(root)) or 'run'}-{new_id()[:8]}"
     url = cold.url or said.get("cold")
     place = None if url is None else _plain(url)
     _check_same_place(folder, said.get("cold"), place)
@@ -91,6 +92,30 @@ def open_room(root: str, cold: Cold) -> Room:
         pace=Pace(cold.bytes_per_s),
         storage_class=prices,
     )
+
+
+def reopen_room(root: str, cold: Cold, run: str | None = None, *, holds_any: bool = True) -> Room:
+    """Open a folder at a cold store that may know its checkpoints already, as after the loss of the hot disk.
+
+    Args:
+        root: Folder that the checkpoints shall come back to.
+        cold: Where their cold copies are.
+        run: Name of the run there, `None` if it is the only one.
+        holds_any: Whether there must be one.
+
+    Raises:
+        RunNotFoundError: If there is none, or several and none is named.
+        ConfigError: If the store cannot be opened.
+    """
+    if "run" not in _read(os.path.join(os.path.abspath(root), FOLDER)):
+        store = open_store(cold.url or "", storage_options=cold.storage_options, allow_plain_http=cold.allow_plain_http)
+        there = sorted({key.split("/")[0] for key in store.listing("") if key.endswith("/MANIFEST.json")})
+        if run is None and len(there) > 1:
+            raise RunNotFoundError(f"{store.url} holds {len(there)} runs: {', '.join(there)}; name one of them.")
+        run = run or next(iter(there), None)
+        if holds_any and run not in there:
+            raise RunNotFoundError(f"{store.url} holds no checkpoint of {run or 'any run'}; is it the right place?")
+    return open_room(root, cold, run)
 
 
 def room_above(path: str, **options: Any) -> Room:

@@ -9,13 +9,14 @@ import os
 from datetime import datetime, timezone
 from typing import Any
 
-from costguard.checkpoints.archive import archive, archived, plan_archive
+from costguard.checkpoints.archive import ArchivePlan, archive, archived, plan_archive
 from costguard.checkpoints.hot import HotFiles
 from costguard.checkpoints.inventory import Inventory, Record
 from costguard.checkpoints.remote import open_store
 from costguard.checkpoints.restore import restore
 from costguard.checkpoints.room import Room
 from costguard.cli.cold_options import add_store_options, own_folder, store_options
+from costguard.cli.progress import progress
 from costguard.errors import RunNotFoundError, config_error
 from costguard.prices.storage import storage_class
 from costguard.units import format_bytes, format_money, plain, round_money
@@ -88,10 +89,15 @@ def _archive(arguments: argparse.Namespace, path: str, url: str) -> int:
         "usd_fee": None if planned.usd_fee is None else plain(round_money(planned.usd_fee)),
         "done": arguments.yes,
         "deleted": arguments.yes and arguments.delete,
-        "id": archive(room, path, delete=arguments.delete).id if arguments.yes else None,
+        "id": _archived(room, planned, delete=arguments.delete) if arguments.yes else None,
     }
     print(json.dumps(data, indent=2) if arguments.json else _text(data, delete=arguments.delete))
     return OK
+
+
+def _archived(room: Room, planned: ArchivePlan, *, delete: bool) -> str:
+    with progress(room, f"archive {planned.path}", planned.size_bytes):
+        return archive(room, planned.path, delete=delete).id
 
 
 def _text(data: dict[str, Any], *, delete: bool) -> str:
@@ -124,8 +130,10 @@ def _restore(arguments: argparse.Namespace, url: str, id: str) -> int:
     if not arguments.to:
         raise config_error("costguard archive restore: --to PATH is missing; say where the copy goes.")
     room = _room(arguments, url)
-    known = [record.id for record in archived(room) if record.id == id]
+    known = [record for record in archived(room) if record.id == id]
     if not known:
         raise RunNotFoundError(f"{id}: not in {room.cold.url}; `costguard archive ls` names what is.")
-    print(f"verified: {restore(room, id, to=os.path.abspath(arguments.to))}")
+    with progress(room, f"restore {id}", known[0].size_bytes):
+        path = restore(room, id, to=os.path.abspath(arguments.to))
+    print(f"verified: {path}")
     return OK

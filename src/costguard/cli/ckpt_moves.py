@@ -23,9 +23,9 @@ from costguard.cli.ckpt_room import (
     tell,
     usd,
 )
-from costguard.cli.cold_options import format_bytes
 from costguard.cli.progress import progress
 from costguard.errors import config_error
+from costguard.units import format_bytes
 
 _SPEEDS = ("Bulk", "Standard", "Expedited")
 _TIMED = "Standard"

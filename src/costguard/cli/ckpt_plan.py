@@ -27,13 +27,12 @@ from costguard.cli.ckpt_room import (
     tell,
     usd,
 )
-from costguard.cli.cold_options import format_bytes
 from costguard.cli.progress import progress
 from costguard.errors import config_error
 from costguard.keep import parse
 from costguard.policies.retention import Move, Retention, Tiers
 from costguard.prices.storage import storage_class
-from costguard.units import format_duration_s, parse_duration_ns
+from costguard.units import format_bytes, parse_duration_ns
 
 _NO_RULES = (
     "no rules are written down for this folder, so that all is kept; give some, such as "
@@ -138,7 +137,7 @@ def _totals(plans: Sequence[Planned]) -> dict[str, Any]:
 
 def _text(data: dict[str, Any]) -> str:
     rules = f"keep: {data['keep'] or 'all that ModelCheckpoint keeps'}, demote: {data['demote']}, expire: "
-    rules += "never" if data["expire_after_s"] is None else f"after {format_duration_s(data['expire_after_s'])}"
+    rules += "never" if data["expire_after_s"] is None else f"after {data['expire_after_s'] / 86_400:g} days"
     lines = [f"{data['dir']}   cold: {data['cold'] or 'none'}", rules if data["rules"] else _NO_RULES]
     for c in data["checkpoints"]:
         what = f"step {c['step']:<8} {c['tier']:<5} {format_bytes(c['bytes']):>9}  {c['path']}"

@@ -18,6 +18,7 @@ from costguard.checkpoints.room import Room
 from costguard.cli.ckpt_room import (
     FAILED,
     OK,
+    Remembered,
     add_action,
     add_hot_class,
     brief,
@@ -28,12 +29,11 @@ from costguard.cli.ckpt_room import (
     tell,
     usd,
 )
-from costguard.cli.cold_options import format_bytes
 from costguard.cli.progress import progress
 from costguard.errors import config_error
 from costguard.policies.retention import Tiers
 from costguard.prices.storage import StorageClass
-from costguard.units import format_money, parse_money
+from costguard.units import format_bytes, format_money, parse_money
 
 _FREE: Final = StorageClass(name="free", usd_per_gb_month=0, retrieval_usd_per_gb=0, put_usd_per_1000=0)
 _AMOUNTS: Final = ("blocked", "requests", "stored_hot", "stored_cold", "per_month", "early", "read")
@@ -56,8 +56,7 @@ def add_actions(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def _ls(arguments: argparse.Namespace) -> int:
     room = open_checkpoints(arguments)
     known = remembered(room, arguments)
-    rules, problem = _rules(room, arguments)
-    problems = [each for each in (known.problem, problem) if each]
+    rules, problems = _rules(room, known)
     data = {
         "dir": root_of(room),
         "cold": room.store.url if room.store is not None else None,
@@ -68,15 +67,14 @@ def _ls(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _rules(room: Room, arguments: argparse.Namespace) -> tuple[dict[str, str], str | None]:
-    """By id the rule or guard that says what becomes of it; none where the rules cannot be read."""
-    known = remembered(room, arguments)
-    if known.problem is not None:
-        return {}, None
+def _rules(room: Room, known: Remembered) -> tuple[dict[str, str], list[str]]:
+    """By id the rule or guard that says what becomes of it, and why there are none where they cannot be read."""
     try:
-        return {p.record.id: p.decision.rule for p in planned(room, known.retention, known.tiers)}, None
+        if known.problem is not None:
+            raise CheckpointError(known.problem)
+        return {p.record.id: p.decision.rule for p in planned(room, known.retention, known.tiers)}, []
     except CheckpointError as error:
-        return {}, str(error)
+        return {}, [str(error)]
 
 
 def _entry(room: Room, record: Record, tiers: Tiers, rules: dict[str, str]) -> dict[str, Any]:

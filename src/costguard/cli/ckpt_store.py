@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any
 
 from costguard.checkpoints.adoption import take_up
-from costguard.checkpoints.cabinet import leave_word
+from costguard.checkpoints.cabinet import Cold, leave_word, reopen_room
 from costguard.checkpoints.faults import CheckpointError
 from costguard.checkpoints.preflight import probe
 from costguard.checkpoints.recovery import Orphans, Recovery, collect, find_orphans, rebuild, recover
 from costguard.checkpoints.room import Room
 from costguard.cli.ckpt_room import FAILED, OK, add_action, brief, open_checkpoints, root_of, show_usd, tell, usd
-from costguard.cli.cold_options import format_bytes
+from costguard.cli.cold_options import store_options
 from costguard.errors import config_error
+from costguard.units import format_bytes
 
 _RESTING = ("hot", "both", "cold")
 
@@ -23,6 +25,8 @@ def add_actions(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     taking = add_action(actions, "adopt", "take up checkpoints that are in no list: these, or all cold copies", _adopt)
     taking.add_argument("paths", metavar="PATH", nargs="*", help="a file, or the folder of a sharded one")
     taking.add_argument("--step", type=int, metavar="N", help="its optimizer step, where the name has no step=N")
+    taking.add_argument("--cold", metavar="URL", help="cold store of a DIR that has no list yet, or has lost it")
+    taking.add_argument("--run", metavar="NAME", help="which run of that store, if it holds several")
     add_action(actions, "recover", "bring to an end what was interrupted", _recover)
     clearing = add_action(actions, "gc", "delete what belongs to no checkpoint; without --yes it is only said", _gc)
     clearing.add_argument("--yes", action="store_true", help="do it")
@@ -30,9 +34,9 @@ def add_actions(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _adopt(arguments: argparse.Namespace) -> int:
-    room = open_checkpoints(arguments)
     if arguments.step is not None and len(arguments.paths) != 1:
         raise config_error(f"--step {arguments.step}: expected one PATH with it, got {len(arguments.paths)}.")
+    room = _list_of(arguments)
     taken = (
         [_taken_up(room, path, arguments.step) for path in arguments.paths] if arguments.paths else _found_cold(room)
     )
@@ -41,6 +45,15 @@ def _adopt(arguments: argparse.Namespace) -> int:
     new = sum(each["taken_up"] for each in taken)
     tell(arguments, {"checkpoints": taken}, "\n".join([*lines, f"{new} checkpoints are taken up."]))
     return OK if all(each["id"] for each in taken) else FAILED
+
+
+def _list_of(arguments: argparse.Namespace) -> Room:
+    if arguments.cold is None:
+        return open_checkpoints(arguments)
+    if not os.path.isdir(arguments.dir):
+        raise config_error(f"{arguments.dir}: there is no such folder to make a list in; make it first.")
+    cold = Cold(url=arguments.cold, **store_options(arguments))
+    return reopen_room(arguments.dir, cold, arguments.run, holds_any=not arguments.paths)
 
 
 def _taken_up(room: Room, path: str, step: int | None) -> dict[str, Any]:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
 from costguard.checkpoints.room import Room
-from costguard.cli.cold_options import format_bytes
-from costguard.units import format_duration_s
+from costguard.units import format_bytes, format_duration_s
 
 LINE_S: Final = 10.0
 

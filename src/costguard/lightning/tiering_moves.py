@@ -224,8 +224,10 @@ class Moves:
 
     def _do(self, decision: Decision) -> bool:
         """Carry one decision out; says whether it is worth going on with the others now."""
+        if decision.move is Move.KEEP:
+            return True
         record = next((r for r in self.room.inventory.records() if r.id == decision.id), None)
-        if record is None or decision.move is Move.KEEP:
+        if record is None:
             return True
         try:
             if carry_out(self.room, decision, self._pointers()) is None and decision.move is Move.EXPIRE:
