@@ -7,40 +7,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from folders import SIZE, in_three_tiers, run_json, run_text, saved
 
-from costguard.checkpoints.cabinet import Cold, open_room
-from costguard.checkpoints.demotion import demote, release
-from costguard.checkpoints.room import Room, new_id
+from costguard.checkpoints.cabinet import Cold, open_room, remember_policy
+from costguard.checkpoints.room import Room
 from costguard.cli.main import main
-
-SIZE = 3000
+from costguard.keep import last
+from costguard.policies.retention import Retention
 
 
 @pytest.fixture
 def room(tmp_path: Path) -> Room:
     """Three checkpoints, of which step 1 is cold and step 2 is in both tiers."""
-    room = open_room(str(tmp_path / "run"), Cold(url=str(tmp_path / "cold"), storage_class="s3:GLACIER_IR"))
-    for step in (1, 2, 3):
-        path = tmp_path / "run" / "saves" / f"step={step}.ckpt"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(bytes([step]) * SIZE)
-        record = room.inventory.adopt(str(path), new_id(), step=step, saved_ns=step)
-        if step < 3:
-            demote(room, record.id)
-    release(room, room.inventory.records()[0].id)
-    return room
-
-
-def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    """What a command prints as JSON."""
-    capsys.readouterr()
-    main([*arguments, "--json"])
-    data: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert data["schema_version"] == 1
-    return data
+    return in_three_tiers(tmp_path)
 
 
 def test_ls_says_where_each_is(room: Room, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,6 +40,63 @@ def test_ls_says_where_each_is(room: Room, tmp_path: Path, capsys: pytest.Captur
     assert main(["ckpt", "ls", str(tmp_path / "run")]) == 0
     text = capsys.readouterr().out
     assert all(c["id"] in text and c["path"] in text for c in listed)
+
+
+def test_ls_names_the_rule_that_holds(room: Room, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the rules that the training wrote down; what no rule is needed for says its guard; text says it too."""
+    run = str(tmp_path / "run")
+    assert [c["rule"] for c in run_json(capsys, "ckpt", "ls", run)["checkpoints"]] == ["no_rule", "no_rule", "newest"]
+    saved(room, 4)
+    remember_policy(room, Retention(keep=last(2)), "s3:STANDARD")
+    room.inventory.pin(room.inventory.records()[0].id)
+    listed = run_json(capsys, "ckpt", "ls", run)["checkpoints"]
+    assert [c["rule"] for c in listed] == ["pinned", "rest", "last(2)", "newest"]
+    assert listed[2]["usd_per_month"] == "0.000000069"
+    assert "last(2)" in run_text(capsys, "ckpt", "ls", run)
+
+
+def test_ls_goes_on_where_rules_or_files_are_not_right(
+    room: Room, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is deleted by hand is said and not noted; rules of a newer version are no rules, and a sentence says so."""
+    remember_policy(room, Retention(keep=last(2)))
+    file = tmp_path / "run" / "costguard-checkpoints" / "room"
+    file.write_text(file.read_text().replace('"keep_hot"', '"keep_for_luck"'))
+    (tmp_path / "run" / "saves" / "step=3.ckpt").write_bytes(b"other")
+    data = run_json(capsys, "ckpt", "ls", str(tmp_path / "run"))
+    assert [c["rule"] for c in data["checkpoints"]] == [None, None, None]
+    assert data["checkpoints"][2]["problem"] == "its hot files are not those that were taken up"
+    assert len(data["problems"]) == 1
+    assert "of a newer costguard" in data["problems"][0]
+    assert len(room.inventory.records()) == 3
+
+
+def test_restore_by_step_or_id(room: Room, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Steps repeat where a run was trained again: then the ids are named; one, and only one, is to be named."""
+    run, first = str(tmp_path / "run"), room.inventory.records()[0]
+    done = run_json(capsys, "ckpt", "restore", run, "--step", "1", "--to", str(tmp_path / "copy"))
+    assert (done["restored_to"], done["restored"], done["tier"]) == (str(tmp_path / "copy"), True, "cold")
+    assert run_json(capsys, "ckpt", "restore", run, "--id", first.id)["tier"] == "both"
+    assert Path(first.path).read_bytes() == b"\1" * SIZE
+    again = saved(room, 1, "again.ckpt", b"another one")
+    assert main(["ckpt", "restore", run, "--step", "1"]) == 5
+    told = capsys.readouterr().err
+    assert first.id in told
+    assert again.id in told
+    for named in ([], [first.id, "--step", "1"], ["--step", "1", "--id", first.id]):
+        assert main(["ckpt", "restore", run, *named]) == 2
+        assert "expected one of ID_OR_PATH, --step N, --id ID" in capsys.readouterr().err
+
+
+def test_the_begin_of_two_ids_names_none(room: Room, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both are told."""
+    for name in ("abcd1", "abcd2"):
+        path = tmp_path / "run" / name
+        path.write_bytes(b"x")
+        room.inventory.adopt(str(path), name)
+    assert main(["ckpt", "pin", str(tmp_path / "run"), "abcd"]) == 5
+    assert "abcd1, abcd2" in capsys.readouterr().err
+    assert run_json(capsys, "ckpt", "pin", str(tmp_path / "run"), "abcd1")["pinned"] is True
 
 
 def test_restore_pin_and_unpin(room: Room, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,7 +122,7 @@ def test_verify_finds_the_damaged_one(room: Room, tmp_path: Path, capsys: pytest
     copy.chmod(0o644)
     copy.write_bytes(b"\2" * (SIZE - 1) + b"x")
     assert main(["ckpt", "verify", run]) == 1
-    told = run_json(capsys, "ckpt", "verify", run)["checkpoints"]
+    told = run_json(capsys, "ckpt", "verify", run, code=1)["checkpoints"]
     assert [(t["step"], t["ok"]) for t in told] == [(1, True), (2, False)]
     assert "does not hold the bytes" in told[1]["problem"]
     assert main(["ckpt", "verify", run, told[0]["id"]]) == 0
@@ -121,6 +159,8 @@ def test_recover_goes_on(room: Room, tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_what_is_not_there_is_exit_5(room: Room, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No list, or no such checkpoint: one sentence and the code for missing data; bad options are 2."""
     (tmp_path / "empty").mkdir()
+    assert main(["ckpt", "restore", str(tmp_path / "run"), "--step", "99"]) == 5
+    assert len(capsys.readouterr().err.splitlines()) == 1
     for arguments in (["ls", str(tmp_path / "empty")], ["pin", str(tmp_path / "run"), "step=99.ckpt"]):
         assert main(["ckpt", *arguments]) == 5
         assert len(capsys.readouterr().err.splitlines()) == 1
@@ -140,11 +180,26 @@ def test_plain_http_is_refused_unless_it_is_asked_for(tmp_path: Path, capsys: py
     assert main([*command, "--allow-plain-http"]) == 0
 
 
+def test_every_action_speaks_json(room: Room, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Scripts read all of them; nothing but the JSON is on stdout."""
+    run, first = str(tmp_path / "run"), room.inventory.records()[0]
+    for action in ("ls", "plan", "apply", "verify", "gc", "cost", "adopt", "doctor", "recover"):
+        assert run_json(capsys, "ckpt", action, run)
+    for action, says in (("pin", "pinned"), ("unpin", "pinned"), ("restore", "restored"), ("rm", "done")):
+        data = run_json(capsys, "ckpt", action, run, first.id)
+        assert (data["id"], data["step"], data["bytes"]) == (first.id, 1, SIZE)
+        assert says in data
+
+
 def test_no_torch_is_loaded(room: Room, tmp_path: Path) -> None:
-    """A machine that only restores needs no torch."""
+    """A machine that only looks after checkpoints needs neither torch nor lightning."""
     code = (
-        "import sys; from costguard.cli.main import main; "
-        "main(['ckpt', 'ls', sys.argv[1]]); sys.exit('torch' in sys.modules)"
+        "import sys; from costguard.cli.main import main\n"
+        "run = sys.argv[1]\n"
+        "for action in 'ls plan cost verify gc doctor adopt apply'.split(): assert main(['ckpt', action, run]) == 0\n"
+        "assert main(['ckpt', 'apply', run, '--keep', 'last(1)', '--yes']) == 0\n"
+        "assert main(['ckpt', 'restore', run, '--step', '2']) == 0\n"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'lightning', 'pytorch_lightning')))"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
