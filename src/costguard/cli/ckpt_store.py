@@ -26,7 +26,7 @@ def add_actions(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     taking.add_argument("paths", metavar="PATH", nargs="*", help="a file, or the folder of a sharded one")
     taking.add_argument("--step", type=int, metavar="N", help="its optimizer step, where the name has no step=N")
     taking.add_argument("--cold", metavar="URL", help="cold store of a DIR that has no list yet, or has lost it")
-    taking.add_argument("--run", metavar="NAME", help="which run of that store, if it holds several")
+    taking.add_argument("--run", dest="name", metavar="NAME", help="which run of that store, if it holds several")
     add_action(actions, "recover", "bring to an end what was interrupted", _recover)
     clearing = add_action(actions, "gc", "delete what belongs to no checkpoint; without --yes it is only said", _gc)
     clearing.add_argument("--yes", action="store_true", help="do it")
@@ -53,7 +53,7 @@ def _list_of(arguments: argparse.Namespace) -> Room:
     if not os.path.isdir(arguments.dir):
         raise config_error(f"{arguments.dir}: there is no such folder to make a list in; make it first.")
     cold = Cold(url=arguments.cold, **store_options(arguments))
-    return reopen_room(arguments.dir, cold, arguments.run, holds_any=not arguments.paths)
+    return reopen_room(arguments.dir, cold, arguments.name, holds_any=not arguments.paths)
 
 
 def _taken_up(room: Room, path: str, step: int | None) -> dict[str, Any]:

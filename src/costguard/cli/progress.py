@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -95,5 +96,8 @@ def _bar(what: str, total: int) -> _Shown | None:
             """Closing is all that is left."""
 
     Bar.set_lock(threading.RLock())  # its own is for bars of many processes
-    bar: _Shown = Bar(total=total, desc=what, unit="B", unit_scale=True, file=sys.stderr)
+    size = os.get_terminal_size(sys.stderr.fileno())
+    # Some terminals do not tell how large they are; a bar of no width would not be seen.
+    shape = {"ncols": size.columns or 80, "nrows": size.lines or 24}
+    bar: _Shown = Bar(total=total, desc=what, unit="B", unit_scale=True, file=sys.stderr, **shape)
     return bar
