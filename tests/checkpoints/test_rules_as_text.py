@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from costguard.checkpoints.cabinet import Cold, open_room, policy_of, remember_policy
 from costguard.checkpoints.faults import CheckpointError
+from costguard.checkpoints.manifest import Level
 from costguard.errors import ConfigError, CostguardError
 from costguard.keep import (
     History,
@@ -200,3 +201,15 @@ def test_a_policy_that_cannot_be_read_hinders_only_plans(tmp_path: Path, change:
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
     with pytest.raises(CheckpointError, match=sentence):
         policy_of(open_room(str(tmp_path), Cold()))
+
+
+def test_a_command_verifies_as_far_as_the_training_did(tmp_path: Path) -> None:
+    """What was asked for holds until something else is; what is not understood is not taken for less."""
+    open_room(str(tmp_path), Cold(required=Level.CONTENT))
+    assert open_room(str(tmp_path), Cold()).required is Level.CONTENT
+    assert open_room(str(tmp_path), Cold(required=Level.SIZE)).required is Level.SIZE
+    assert open_room(str(tmp_path / "new"), Cold()).required is Level.ETAG
+    file = tmp_path / "costguard-checkpoints" / "room"
+    file.write_text(file.read_text().replace('"size"', '"notarized"'))
+    with pytest.raises(CheckpointError, match="of a newer costguard"):
+        open_room(str(tmp_path), Cold())

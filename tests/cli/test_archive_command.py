@@ -53,7 +53,10 @@ def test_a_folder_goes_and_comes_back(
     assert main(["archive", "ls", cold, "--json"]) == 0
     (entry,) = json.loads(capsys.readouterr().out)["archived"]
     assert (entry["path"], entry["bytes"]) == (str(corpus), 150)
-    assert main(["archive", "restore", cold, entry["id"], "--to", str(tmp_path / "back")]) == 0
+    capsys.readouterr()
+    assert main(["archive", "restore", cold, entry["id"], "--to", str(tmp_path / "back"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["id"], told["restored_to"]) == (entry["id"], str(tmp_path / "back"))
     assert (tmp_path / "back" / "a.txt").read_bytes() == b"a" * 100
     assert (tmp_path / "back" / "deep" / "b ü.bin").read_bytes() == b"b" * 50
 

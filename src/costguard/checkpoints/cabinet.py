@@ -37,7 +37,8 @@ class Cold:
         storage_class: A class of the price table, such as `s3:GLACIER_IR`; on S3 large objects are written in it.
         bytes_per_s: Most bytes a second, as fast as it goes if `None`.
         allow_plain_http: Whether a host that is not this machine may be spoken to without TLS.
-        required: How far a cold copy is verified before the hot one goes.
+        required: How far a cold copy is verified before the hot one goes; as was written down before if `None`, and
+            where nothing was, `ETAG`.
     """
 
     url: str | None = None
@@ -45,7 +46,7 @@ class Cold:
     storage_class: str | None = None
     bytes_per_s: float | None = None
     allow_plain_http: bool = False
-    required: Level = Level.ETAG
+    required: Level | None = None
 
     @property
     def prices(self) -> StorageClass | None:
@@ -72,7 +73,8 @@ def open_room(root: str, cold: Cold, run: str | None = None) -> Room:
     _check_same_place(folder, said.get("cold"), place)
     chosen = cold.storage_class or said.get("storage_class")
     prices = storage_class(chosen) if chosen else None  # what cannot be used is not written down
-    said = _note(folder, run=name, cold=place, storage_class=chosen)
+    required = cold.required or _level(folder, said)
+    said = _note(folder, run=name, cold=place, storage_class=chosen, verify=required.name.lower())
     store = None
     if url is not None:
         kind = said["storage_class"].split(":", 1)[1] if said["storage_class"] and url.startswith("s3") else None
@@ -88,7 +90,7 @@ def open_room(root: str, cold: Cold, run: str | None = None) -> Room:
         files=files,
         store=store,
         run=name,
-        required=cold.required,
+        required=required,
         pace=Pace(cold.bytes_per_s),
         storage_class=prices,
     )
@@ -244,6 +246,14 @@ def _read(folder: str) -> dict[str, Any]:
     if said.get("v") != 1:
         raise CheckpointError(f"{os.path.join(folder, _NAME)} is of a newer costguard; use that.")
     return dict(said)
+
+
+def _level(folder: str, said: Mapping[str, Any]) -> Level:
+    """What a command must not verify less far than the training did."""
+    try:
+        return Level[str(said.get("verify", Level.ETAG.name)).upper()]
+    except KeyError:
+        raise CheckpointError(f"{os.path.join(folder, _NAME)} is of a newer costguard; use that.") from None
 
 
 def _note(folder: str, **said: Any) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""One file a command; reading commands import neither torch nor lightning."""
+"""One file a command, of `ckpt` one for a few actions each; reading commands import neither torch nor lightning."""

@@ -135,5 +135,6 @@ def _restore(arguments: argparse.Namespace, url: str, id: str) -> int:
         raise RunNotFoundError(f"{id}: not in {room.cold.url}; `costguard archive ls` names what is.")
     with progress(room, f"restore {id}", known[0].size_bytes):
         path = restore(room, id, to=os.path.abspath(arguments.to))
-    print(f"verified: {path}")
+    data = {"schema_version": SCHEMA_VERSION, **_entry(known[0]), "restored_to": path}
+    print(json.dumps(data, indent=2) if arguments.json else f"verified: {path}")
     return OK
