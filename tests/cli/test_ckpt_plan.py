@@ -103,6 +103,7 @@ def test_the_rules_of_the_training_hold_until_others_are_given(
     data = run_json(capsys, "ckpt", "plan", run)
     assert (data["keep"], data["demote"], data["expire_after_s"]) == ("last(2) | pinned()", "none", 86_400)
     assert actions(data) == ["expire", "expire", "keep", "keep"]
+    assert (data["retention"]["keep_hot"], data["retention"]["hot_quota_bytes"]) == (1, None)
     data = run_json(capsys, "ckpt", "plan", run, "--keep", "last(3)", "--expire-after", "5200w", "--demote", "rest")
     assert (data["keep"], data["demote"], data["expire_after_s"]) == ("last(3)", "rest", 5200 * 7 * 86_400)
     assert actions(data) == ["demote", "keep", "keep", "keep"]

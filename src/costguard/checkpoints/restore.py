@@ -222,7 +222,7 @@ def _terms(room: Room, manifest: Manifest, thawing: int) -> str:
     usd = format_money(price.read_usd(manifest.size_bytes) if price else None)
     if thawing:
         return f"its restore is going on and takes {hours} in all; try again then."
-    return f"it needs a restore from the archive, {hours} and {usd}; ask for it with thaw()."
+    return f"it needs a restore from the archive, {hours} and {usd}; ask for it with `ckpt restore --thaw` or thaw()."
 
 
 def thaw(room: Room, id: str, days: int = 7, speed: str = "Standard") -> int:

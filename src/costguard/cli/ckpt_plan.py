@@ -100,6 +100,7 @@ def _data(room: Room, retention: Retention | None, plans: Sequence[Planned]) -> 
         "rules": retention is not None,
         "demote": None if retention is None else retention.demote,
         "expire_after_s": None if life_ns is None else life_ns / 1e9,
+        "retention": None if retention is None else retention.to_json(),
         "checkpoints": [_entry(each) for each in plans],
         "totals": _totals(plans),
         "problems": room.inventory.problems(),

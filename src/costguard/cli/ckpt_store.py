@@ -128,7 +128,8 @@ def _leftovers(data: dict[str, Any]) -> str:
         lines.append(f"{copies}; `costguard ckpt adopt` takes them up")
     if data["collected"]:
         return "\n".join([*lines, *data["done"], *data["problems"]])
-    lines += [f"{key}: not of our making; it stays." for key in data["not_ours"]]
+    if data["not_ours"]:
+        lines.append(f"{len(data['not_ours'])} objects are not of our making, such as {data['not_ours'][0]}; they stay")
     return "\n".join([*lines, "--yes brings moves to an end and deletes the rest"])
 
 
