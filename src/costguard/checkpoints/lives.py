@@ -31,7 +31,8 @@ class Life:
         blocked_ns: Nanoseconds that its save held up training, `None` if unknown.
         requests: Writing requests of its cold copy, 0 if it has none.
         cold_since_ns: When that was committed.
-        reads: How many times that was read back: restores, and its verification where the store shows no hash.
+        restores: How many times it was brought back from there.
+        checks: How many times it was read back to verify it, where the store shows no hash of it.
         hot_since_ns: When it was last brought back, `None` if it has been hot since its save.
         hot_before_ns: Nanoseconds on the hot disk that are over, `None` if nobody saw them end.
         due_ns: When it is to be deleted unless a rule keeps it, `None` if never.
@@ -48,7 +49,8 @@ class Life:
     blocked_ns: int | None = None
     requests: int = 0
     cold_since_ns: int | None = None
-    reads: int = 0
+    restores: int = 0
+    checks: int = 0
     hot_since_ns: int | None = None
     hot_before_ns: int | None = None
     due_ns: int | None = None
@@ -103,7 +105,8 @@ def life_of(record: Record, part_bytes: int, due_ns: int | None = None) -> Life:
         blocked_ns=record.blocked_ns,
         requests=requests_of(record, part_bytes) if cold else 0,
         cold_since_ns=record.cold_since_ns,
-        reads=record.reads + (cold and record.level >= Level.CONTENT),
+        restores=record.reads,
+        checks=int(cold and record.level >= Level.CONTENT),
         hot_since_ns=record.hot_since_ns,
         hot_before_ns=record.hot_before_ns,
         due_ns=due_ns,

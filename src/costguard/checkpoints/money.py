@@ -24,7 +24,7 @@ class CheckpointCost:
         requests_usd: Writing requests of its cold copy.
         hot_usd: Storage on the hot disk from its save until now.
         cold_usd: Storage in the cold store until now.
-        reads_usd: What its cold copy's reads have cost, egress apart.
+        reads_usd: What reading its cold copy back has cost, egress apart: restores, and a verification by content.
         usd_per_month: Storage during the next 30 days where it is now, 0 once it is deleted.
         early_usd: What deleting its cold copy now would still be billed; of one that was deleted, what was.
         read_usd: What restoring it once would cost, egress apart.
@@ -63,13 +63,13 @@ def cost_of(
         tiers: The two places and their prices.
         now_ns: Now, ns since the epoch.
         usd_per_hour: Price of the whole allocation an hour, `None` if unknown.
-        reads: How many times its cold copy was read back; what the record says if `None`.
+        reads: How many times it was restored; what the record says if `None`.
 
     Returns:
         Its cost. The hot tier of a checkpoint that is cold counts until it was let go.
     """
     life = life_of(record, tiers.part_bytes)
-    life = life if reads is None else replace(life, reads=reads)
+    life = life if reads is None else replace(life, restores=reads)
     return cost_of_life(life, tiers, now_ns, usd_per_hour=usd_per_hour)
 
 
@@ -85,14 +85,14 @@ def cost_of_life(life: Life, tiers: Tiers, now_ns: int, *, usd_per_hour: Fractio
     size, hot, cold = life.size_bytes, tiers.hot, tiers.cold
     there, copied = life.ended_ns is None, life.cold_since_ns is not None
     until_ns = now_ns if life.ended_ns is None else life.ended_ns
-    held_ns = life.cold_ns(until_ns)
+    held_ns, reads = life.cold_ns(until_ns), life.restores + life.checks
     known_blocked = life.blocked_ns is not None and usd_per_hour is not None
     return CheckpointCost(
         blocked_usd=Fraction(usd_per_hour or 0) * (life.blocked_ns or 0) / NS_PER_HOUR if known_blocked else None,
         requests_usd=_of(cold.put_usd(life.requests) if cold else None, copied),
         hot_usd=hot.life_usd(size, Fraction(life.hot_ns(until_ns), DAY_NS)) if hot else None,
         cold_usd=_of(cold.month_usd(size) * held_ns / _MONTH_NS if cold else None, copied),
-        reads_usd=_of(cold.read_usd(size * life.reads) if cold else None, bool(life.reads)),
+        reads_usd=_of(cold.read_usd(size * reads) if cold else None, bool(reads)),
         usd_per_month=_month(life, tiers) if there else _ZERO,
         early_usd=_of(cold.early_usd(size, held_ns) if cold else None, copied),
         read_usd=_of(cold.read_usd(size) if cold else None, copied) if there else None,

@@ -34,6 +34,6 @@ def checkpoint_costs_of(
     return {
         "saves": saves_summary(saves),
         "storage": None if stored is None else storage_of(stored),
-        "each": [] if stored is None else each_of(account, stored),
+        "each": [] if stored is None else each_of(stored, saves),
         "interval": interval_of(account, saves, stored, currency=currency, progress=progress, running=running),
     }

@@ -32,7 +32,7 @@ def checkpoint_costs(page: Page) -> str:
 
 def _cells(page: Page, one: Mapping[str, Any]) -> list[object]:
     size = f"{format_count(float(one['bytes']))}B"
-    reads = two_lines(_usd(one["read"]), f"{one['reads']} times" if one["reads"] else "")
+    reads = two_lines(_usd(one["reads"]), f"restored {one['restores']:,} times" if one["restores"] else "")
     return [
         two_lines(f"{one['step']:,}", one["path"]),
         two_lines(one["tier"], size),

@@ -52,7 +52,7 @@ def storage_sentences(storage: Mapping[str, Any] | None) -> list[str]:
         f"hot {_usd(money['hot'])} ({months['hot']:.3g} GB-months)",
         f"cold {_usd(money['cold'])} ({months['cold']:.3g} GB-months)",
         f"requests {_usd(money['requests'])} ({storage['requests']:,})",
-        f"reads {_usd(money['reads'])} ({storage['reads']:,})",
+        f"reads {_usd(money['reads'])} ({storage['restores']:,} restores, {storage['checks']:,} verifications)",
         f"deleting early {_usd(money['early'])}",
     ]
     there = storage["there"]
@@ -97,5 +97,5 @@ def _row(one: Mapping[str, Any], currency: str) -> tuple[str, ...]:
         one["tier"],
         f"{format_count(float(one['bytes']))}B",
         format_money(one["blocked"], currency),
-        *(_usd(one[name]) for name in ("requests", "hot", "cold", "read", "per_month")),
+        *(_usd(one[name]) for name in ("requests", "hot", "cold", "reads", "per_month")),
     )

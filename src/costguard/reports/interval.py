@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from statistics import median
@@ -248,10 +248,15 @@ def _not_the_risk(data: dict[str, Any]) -> str:
 
 def _what_it_cost(data: dict[str, Any], currency: str) -> list[str]:
     lost, then = data["lost"], data["lost_at_advised"]
-    hours = then["device_hours"]
+    hours, money = then["device_hours"], then["money"]
+    would = "none of it"
+    if hours["high"]:
+        would = f"it would have been {_between(f'{hours[name]:.4g}' for name in ('low', 'high'))}"
+        would += "" if money is None else f" = {_span(money, currency)}"
+    price = "" if lost["money"] is None else f" = {format_money(lost['money'], currency)}"
     said = [
-        f"Saves and failures took {lost['device_hours']:.4g} device-hours{_is(lost['money'], currency)}; at the "
-        f"advised interval it would have been {hours['low']:.4g} to {hours['high']:.4g}{_are(then['money'], currency)}."
+        f"This run lost {lost['device_hours']:.4g} device-hours{price} to saves and failures; at the advised interval "
+        f"{would}."
     ]
     now, best = data["money_per_hour_now"], data["money_per_hour_advised"]
     if now is not None and best is not None:
@@ -262,13 +267,10 @@ def _what_it_cost(data: dict[str, Any], currency: str) -> list[str]:
     return said
 
 
-def _is(amount: str | None, currency: str) -> str:
-    return "" if amount is None else f" = {format_money(amount, currency)}"
-
-
-def _are(amounts: dict[str, str] | None, currency: str) -> str:
-    return "" if amounts is None else f" = {_span(amounts, currency)}"
-
-
 def _span(amounts: dict[str, str], currency: str) -> str:
-    return f"{format_money(amounts['low'], currency)} to {format_money(amounts['high'], currency)}"
+    return _between(format_money(amounts[name], currency) for name in ("low", "high"))
+
+
+def _between(ends: Iterable[str]) -> str:
+    """Two ends of a range that look alike are said once."""
+    return " to ".join(dict.fromkeys(ends))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -14,7 +15,7 @@ from costguard.ledger.account import RunAccount
 from costguard.policies.retention import Tiers
 from costguard.prices import PriceBook
 from costguard.prices.storage import StorageClass
-from costguard.reports.saves import instant, money_text
+from costguard.reports.saves import Save, instant, money_text
 from costguard.units import NS_PER_HOUR, NS_PER_S
 
 CURRENCY = "USD"
@@ -39,9 +40,9 @@ class Stored:
     tiers: Tiers
     now_ns: int
 
-    def cost(self, life: Life, usd_per_hour: Fraction | None = None, at_ns: int | None = None) -> CheckpointCost:
-        """What one costs until now, or would until another instant."""
-        return cost_of_life(life, self.tiers, at_ns or self.now_ns, usd_per_hour=usd_per_hour)
+    def cost(self, life: Life, at_ns: int | None = None) -> CheckpointCost:
+        """What one costs in storage until now, or would until another instant."""
+        return cost_of_life(life, self.tiers, self.now_ns if at_ns is None else at_ns)
 
 
 def stored_by(account: RunAccount, now_ns: int) -> Stored | None:
@@ -138,7 +139,8 @@ def storage_of(stored: Stored) -> dict[str, Any]:
             "cold": _gb_months(seen, stored.now_ns, Life.cold_ns),
         },
         "requests": sum(life.requests for life in seen),
-        "reads": sum(life.reads for life in seen),
+        "restores": sum(life.restores for life in seen),
+        "checks": sum(life.checks for life in seen),
         "money": {name: money_text(amount) for name, amount in parts.items()}
         | {"total": money_text(add_known(*parts.values()))},
         "money_per_month": money_text(_sum(stored.cost(life).usd_per_month for life in there)),
@@ -155,20 +157,27 @@ def _gb_months(lives: Iterable[Life], now_ns: int, duration: Callable[[Life, int
     return float(sum((life.gb_months(ns) for life, ns in spans), Fraction(0)))
 
 
-def each_of(account: RunAccount, stored: Stored) -> list[dict[str, Any]]:
+def each_of(stored: Stored, saves: Sequence[Save]) -> list[dict[str, Any]]:
     """The receipt's `checkpoint_costs.each`: every checkpoint with all that it costs.
 
     Args:
-        account: The run.
-        stored: Its checkpoints.
+        stored: The run's checkpoints.
+        saves: The run's saves, from which it is known what each held up.
     """
-    return [_row(account, stored, life) for life in stored.lives]
+    by_name: dict[tuple[int, str], list[Save]] = {}
+    for save in saves:
+        by_name.setdefault((save.event["step"], posixpath.basename(save.event["path"])), []).append(save)
+    rows = []
+    for life in stored.lives:
+        alike = by_name.get((life.step, posixpath.basename(life.path)), ())
+        # A step may be saved again under its name by a later attempt.
+        rows.append(_row(stored, life, min(alike, key=lambda save: abs(save.wall_ns - life.saved_ns), default=None)))
+    return rows
 
 
-def _row(account: RunAccount, stored: Stored, life: Life) -> dict[str, Any]:
+def _row(stored: Stored, life: Life, save: Save | None) -> dict[str, Any]:
     unseen = life.id in stored.unseen
-    cost = stored.cost(life, usd_per_hour_at(account, life.saved_ns))
-    tier = "unseen" if unseen else life.tier if life.ended_ns is None else "deleted"
+    cost = stored.cost(life)
 
     def since_then(amount: Fraction | None) -> str | None:
         return None if unseen else money_text(amount)
@@ -178,15 +187,16 @@ def _row(account: RunAccount, stored: Stored, life: Life) -> dict[str, Any]:
         "step": life.step,
         "path": life.path,
         "saved_at": instant(life.saved_ns),
-        "tier": tier,
+        "tier": "unseen" if unseen else life.tier if life.ended_ns is None else "deleted",
         "bytes": life.size_bytes,
-        "blocked_s": None if life.blocked_ns is None else life.blocked_ns / NS_PER_S,
-        "blocked": money_text(cost.blocked_usd),
+        "blocked_s": None if save is None else save.blocked_ns / NS_PER_S,
+        "blocked": None if save is None else money_text(save.money),
         "requests": money_text(cost.requests_usd),
         "hot": since_then(cost.hot_usd),
         "cold": since_then(cost.cold_usd),
-        "reads": life.reads,
-        "read": money_text(cost.reads_usd),
+        "restores": life.restores,
+        "checks": life.checks,
+        "reads": money_text(cost.reads_usd),
         "early": since_then(cost.early_usd),
         "per_month": since_then(cost.usd_per_month),
         "one_restore": since_then(cost.read_usd),
