@@ -12,7 +12,7 @@ from costguard.reports.svg import esc
 from costguard.units import format_count, format_money
 
 _LISTED = 20
-_HEADS = ("Step and file", "#Where and size", "#Blocked", "#Requests", "#Hot", "#Cold", "#Reads", "#A month from now")
+_HEADS = ("Step and file", "#Where", "#Blocked", "#Requests, reads", "#Hot, cold", "#A month")
 
 
 def checkpoint_costs(page: Page) -> str:
@@ -31,14 +31,13 @@ def checkpoint_costs(page: Page) -> str:
 
 
 def _cells(page: Page, one: Mapping[str, Any]) -> list[object]:
-    size = f"{format_count(float(one['bytes']))}B"
-    reads = two_lines(_usd(one["reads"]), f"restored {one['restores']:,} times" if one["restores"] else "")
+    restored = f" ({one['restores']:,} restores)" if one["restores"] else ""
     return [
         two_lines(f"{one['step']:,}", one["path"]),
-        two_lines(one["tier"], size),
+        two_lines(one["tier"], f"{format_count(float(one['bytes']))}B"),
         two_lines(page.money(one["blocked"]), seconds(one["blocked_s"])),
-        *(_usd(one[name]) for name in ("requests", "hot", "cold")),
-        reads,
+        two_lines(_usd(one["requests"]), f"reads {format_money(one['reads'])}{restored}"),
+        two_lines(_usd(one["hot"]), f"cold {format_money(one['cold'])}"),
         _usd(one["per_month"]),
     ]
 

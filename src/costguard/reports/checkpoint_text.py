@@ -80,6 +80,26 @@ def _usd(amount: str | None) -> str:
     return format_money(amount)
 
 
+def provenance_rows(costs: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """How the receipt's `checkpoint_costs` came about, each with its figure and how surely it is known."""
+    storage, interval = costs["storage"], costs["interval"]
+    if storage is not None:
+        classes = (storage["prices"][tier] for tier in ("hot", "cold"))
+        sources = "; ".join(f"{c['name']}: {c['source']}, {c['as_of'] or 'undated'}" for c in classes if c is not None)
+        how = "unknown" if storage["money"]["total"] is None else "estimated"
+        text = f"bytes and time times prices ({sources or 'none named'}); it is no bill, and in no total"
+        yield "checkpoint storage", how, text
+    if interval is not None:
+        prior = interval["prior"]
+        yield (
+            "advised interval",
+            "estimated",
+            "sqrt(2 M (C + s/r)), Young 1974 with a checkpoint's own price s; M from this run's failures on a prior of "
+            f"{prior['failures']:g} in {prior['device_hours']:,.0f} GPU-hours (Llama 3, arXiv 2407.21783), at the 10% "
+            "and 90% quantiles of its Gamma distribution",
+        )
+
+
 def _table(each: list[Mapping[str, Any]], currency: str) -> Iterator[str]:
     if not each:
         return

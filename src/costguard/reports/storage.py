@@ -131,6 +131,10 @@ def storage_of(stored: Stored) -> dict[str, Any]:
         "source": stored.source,
         "hot_class": stored.tiers.hot.name if stored.tiers.hot else None,
         "cold_class": stored.tiers.cold.name if stored.tiers.cold else None,
+        "prices": {
+            "hot": stored.tiers.hot.to_json() if stored.tiers.hot else None,
+            "cold": stored.tiers.cold.to_json() if stored.tiers.cold else None,
+        },
         "there": len(there),
         "deleted": len(ended),
         "unseen": len(stored.unseen),
