@@ -198,13 +198,16 @@ def _money_range(amounts: Range | None) -> dict[str, str | None] | None:
 
 
 def _lost(account: RunAccount, saves: Sequence[Save], seen: _Seen) -> dict[str, Any]:
-    """What saves and failures have cost: device time that stood still, and train time that was redone or is gone."""
+    """What saves and failures have cost: time of the whole allocation that stood still, was redone, or is gone."""
     blocked = add_known(*(save.money for save in saves))
-    blocked_ns = sum(save.blocked_ns * save.rank.paid_devices for save in saves)
-    lost = {seat: ns for failure in seen.failures for seat, ns in failure.lost_ns.items()}
-    again = sum((train_spend(account, r, lost[r.seat]) for r in account.ranks if r.seat in lost), Fraction(0))
+    ns, again = sum(save.blocked_ns * save.rank.paid_devices for save in saves), Fraction(0)
+    for failure in seen.failures:
+        # Ranks train together: what the slowest of them has to do again, all devices are paid for.
+        rank = max(account.of_attempt(failure.attempt), key=lambda rank: failure.lost_ns[rank.seat])
+        ns += failure.lost_ns[rank.seat] * rank.paid_devices
+        again += train_spend(account, rank, failure.lost_ns[rank.seat]) * rank.paid_devices
     return {
-        "device_hours": (blocked_ns + sum(lost.values())) / NS_PER_HOUR,
+        "device_hours": ns / NS_PER_HOUR,
         "money": None if seen.usd_per_hour is None else money_text(add_known(blocked, again)),
     }
 
