@@ -17,7 +17,7 @@ from costguard.checkpoints.cabinet import room_above
 from costguard.checkpoints.expiry import expire
 from costguard.cli.main import main
 from costguard.keep import last
-from helpers import LIGHTNING_WARNINGS, assert_adds_up, monitor, run_folders
+from helpers import LIGHTNING_WARNINGS, Tiny, assert_adds_up, loader, monitor, run_folders
 
 pytestmark = [
     *(pytest.mark.filterwarnings(text) for text in LIGHTNING_WARNINGS),
@@ -83,7 +83,7 @@ def test_without_the_list_the_journal_says_the_same(tmp_path: Path) -> None:
 
 
 def test_a_failure_and_a_resume_from_the_cold(tmp_path: Path) -> None:
-    """What the failure lost, the read of the checkpoint that was gone on from, and both attempts' saves in one receipt."""
+    """What the failure lost, the read of what was gone on from, and both attempts' saves in one receipt."""
     module = Remembering(fails_at=4)
     with pytest.raises(RuntimeError, match="training_step failed"):
         train(tmp_path, monitor(), saves(tmp_path, every_n_train_steps=2), tiering(tmp_path, **CLASSES), module=module)
@@ -133,7 +133,7 @@ def test_what_was_deleted_by_command_after_training(tmp_path: Path) -> None:
 
 
 def test_unknown_classes_and_prices_of_ones_own(tmp_path: Path) -> None:
-    """Without classes storage is unknown and says what to name; a `StorageClass` of one's own is what the receipt takes."""
+    """Without classes storage is unknown and says what to name; a `StorageClass` of one's own is taken as it is."""
     train(tmp_path, monitor(), saves(tmp_path), tiering(tmp_path))
     storage = costs_of(tmp_path)["storage"]
     assert (storage["money"]["hot"], storage["money"]["cold"], storage["money_per_month"]) == (None, None, None)
@@ -147,3 +147,46 @@ def test_unknown_classes_and_prices_of_ones_own(tmp_path: Path) -> None:
     money = costs_of(other)["storage"]["money"]
     assert (money["requests"], money["reads"]) == ("0", "0")
     assert money["total"] is not None
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_prices_of_ones_own_from_a_lightning_cli_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class is plain data in a YAML, and a name of the table beside it."""
+    from lightning.pytorch import LightningDataModule
+    from lightning.pytorch.cli import LightningCLI
+
+    class Data(LightningDataModule):
+        def train_dataloader(self) -> Any:
+            return loader(2)
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.yaml").write_text(YAML)
+    LightningCLI(Tiny, Data, save_config_callback=None, args=["fit", "--config", "config.yaml"])
+    prices = costs_of(tmp_path)["storage"]["prices"]
+    assert (prices["hot"]["name"], prices["hot"]["usd_per_gb_month"]) == ("nvme", "0.11")
+    assert (prices["cold"]["name"], prices["cold"]["usd_per_gb_month"]) == ("GLACIER_IR", "0.004")
+
+
+YAML = """
+trainer:
+  accelerator: cpu
+  devices: 1
+  max_steps: 2
+  logger: false
+  enable_progress_bar: false
+  enable_model_summary: false
+  default_root_dir: run
+  callbacks:
+    - class_path: lightning.pytorch.callbacks.ModelCheckpoint
+      init_args: {dirpath: saves, filename: "{step}", every_n_train_steps: 1}
+    - class_path: costguard.CostMonitor
+      init_args: {usd_per_gpu_hour: "2.49", peak_flops_per_s: 1e9}
+    - class_path: costguard.CheckpointTiering
+      init_args:
+        cold: cold
+        keep: last(1)
+        storage_class: s3:GLACIER_IR
+        hot_class:
+          class_path: costguard.StorageClass
+          init_args: {name: nvme, usd_per_gb_month: "0.11", retrieval_usd_per_gb: "0"}
+"""

@@ -290,7 +290,7 @@ def test_without_the_list_the_journal_alone_is_said_to_be_the_source(inventory: 
 
 
 def test_time_on_the_hot_disk_adds_up_over_moves() -> None:
-    """Hot, let go, brought back, let go: every stay counts once; one that nobody saw end ends when its copy was made."""
+    """Hot, let go, brought back, let go: every stay counts once; one that nobody saw end ends with its copy."""
     day = DAY_NS
     record = Record(id="a", path="/a", order=1, saved_ns=T0)
     assert life_of(record, PART_BYTES).hot_ns(T0 + 3 * day) == 3 * day

@@ -38,7 +38,7 @@ def test_quantiles_of_other_shapes(shape: float, probability: float, value: floa
 
 def test_the_prior_is_one_failure_in_50_700_gpu_hours() -> None:
     """419 interruptions in 54 days of 16,384 GPUs."""
-    assert PRIOR_GPU_HOURS == pytest.approx(50_700, rel=1e-3)
+    assert pytest.approx(50_700, rel=1e-3) == PRIOR_GPU_HOURS
 
 
 def test_a_range_narrows_as_failures_are_seen() -> None:
