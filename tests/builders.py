@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from fractions import Fraction
@@ -15,12 +14,11 @@ from costguard.ledger.account import RunAccount
 from costguard.ledger.activity import ActivityMeter
 from costguard.ledger.attempt import AttemptWriter, count
 from costguard.ledger.files import Files
-from costguard.ledger.fold import SeatFiles, fold, fold_line
+from costguard.ledger.fold import SeatFiles, fold
 from costguard.ledger.layout import Seat, run_folder
 from costguard.ledger.lines import encode
 from costguard.ledger.mirror import Mirror
 from costguard.ledger.opening import claim_attempt, claim_rank
-from costguard.ledger.page import read_page
 from costguard.ledger.places import FolderReader
 from costguard.prices import Price, PriceBook
 from costguard.records import Activity
@@ -168,9 +166,7 @@ class Attempt:
         )
         for rank in claim.earlier.ranks:
             if rank.status == "died" and self.seat.rank == 0:
-                data = self.files.read(os.path.join(claim.folder, rank.seat.page))
-                if page := read_page(data):
-                    self.writer.adopt(fold_line(rank.seat, page))
+                self.writer.adopt_page(rank.seat)
 
     def spend(self, activity: str, seconds: float) -> Attempt:
         """Let `seconds` go by in an activity."""
