@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from costguard.lightning.checkpoint_tiering import CheckpointTiering
     from costguard.lightning.cost_monitor import CostMonitor
     from costguard.policies.budget import Budget, Threshold
-    from costguard.prices import Price, PriceBook
+    from costguard.prices import Price, PriceBook, StorageClass
     from costguard.reports.receipt import Receipt, load_receipt
 
 __version__ = "0.1.0"
@@ -36,6 +36,7 @@ _HOMES = {
     "Receipt": "costguard.reports.receipt",
     "RunNotFoundError": "costguard.errors",
     "StartRefused": "costguard.errors",
+    "StorageClass": "costguard.prices",
     "Threshold": "costguard.policies.budget",
     "fetch": "costguard.checkpoints.fetch",
     "load_receipt": "costguard.reports.receipt",
@@ -54,6 +55,7 @@ __all__ = [
     "Receipt",
     "RunNotFoundError",
     "StartRefused",
+    "StorageClass",
     "Threshold",
     "__version__",
     "fetch",

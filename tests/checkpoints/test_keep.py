@@ -259,6 +259,21 @@ def test_a_colder_class_that_is_dearer_is_refused() -> None:
     assert decision(old, WEEK_1, Tiers(hot=STANDARD, cold=dear)).rule == "break_even"
 
 
+def test_what_requests_cost_is_said_to_be_unknown_and_not_taken_for_free() -> None:
+    """Coldline's request price is not known: the fee is None, the break-even a least, and both sentences say so."""
+    tiers = Tiers(hot=storage_class("gs:STANDARD"), cold=storage_class("gs:COLDLINE"))
+    old = Checkpoint(id="old", step=1, saved_ns=WEEK_1, size_bytes=84 * 10**9)
+    moved = decision(old, WEEK_1, tiers)
+    assert (moved.move, moved.usd_fee) == (Move.DEMOTE, None)
+    assert moved.reason == "no rule keeps it hot; what COLDLINE asks for its 5009 requests is unknown"
+    staying = decision(old, WEEK_1 + 13 * DAY_NS, tiers, expire_after_ns=30 * DAY_NS)
+    assert (staying.move, staying.rule) == (Move.KEEP, "break_even")
+    assert staying.reason == (
+        "moving it to COLDLINE would not pay within the 17.0 days it has left; it would take at least 18.0 days; "
+        "what COLDLINE asks for its 5009 requests is unknown"
+    )
+
+
 def test_an_early_expiry_is_put_off_to_the_free_date_and_says_so() -> None:
     """Deleting before the minimum is over bills the rest of it, so it waits and names the day and the money."""
     tiers = Tiers(hot=STANDARD, cold=IR)

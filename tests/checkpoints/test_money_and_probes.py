@@ -10,11 +10,14 @@ import pytest
 from proxy import Proxy, Rule
 from rooms import file_system, room_of, s3_store, saved
 
+from costguard.checkpoints.demotion import demote, release
 from costguard.checkpoints.faults import StoreError
 from costguard.checkpoints.hot import FileFact
 from costguard.checkpoints.inventory import Record
+from costguard.checkpoints.lives import life_of
 from costguard.checkpoints.money import cost_of, requests_of
 from costguard.checkpoints.preflight import probe
+from costguard.checkpoints.restore import restore
 from costguard.checkpoints.store import LocalStore, Store
 from costguard.policies.retention import Tiers
 from costguard.prices.storage import DAY_NS, GB, storage_class
@@ -53,6 +56,55 @@ def test_a_cold_checkpoint_costs_the_rest_of_its_minimum_when_it_goes(days: int,
     assert requests_of(record, 50 << 20) == 1603 + 2 + 1
     assert cost.requests_usd == 1606 * Fraction(2, 100) / 1000
     assert cost.blocked_usd is None
+
+
+def test_each_tier_has_its_own_sum_and_reads_are_counted() -> None:
+    """A week hot, a month cold, restored twice: $0.45 and $0.34 stored, $5.04 read; unknown reads are not free."""
+    since = NOW - 30 * DAY_NS
+    record = Record(
+        id="a",
+        path="/a",
+        order=1,
+        fingerprint=FILES,
+        saved_ns=since - 7 * DAY_NS,
+        state="cold",
+        cold_since_ns=since,
+        hot_before_ns=7 * DAY_NS,
+    )
+    cost = cost_of(record, TIERS, NOW, reads=2)
+    assert (cents(cost.hot_usd), cents(cost.cold_usd), cents(cost.stored_usd)) == ("0.45", "0.34", "0.79")
+    assert cents(cost.reads_usd) == "5.04"
+    assert cost_of(record, TIERS, NOW).reads_usd == 0
+    cool = Tiers(hot=TIERS.hot, cold=storage_class("az:Cool"))
+    unknown = cost_of(record, cool, NOW, reads=1)
+    assert (unknown.reads_usd, unknown.read_usd, unknown.requests_usd) == (None, None, None)
+    assert cents(unknown.cold_usd) == "0.84"
+    assert cost_of(record, cool, NOW).reads_usd == 0
+
+
+def test_moves_note_what_its_price_depends_on(tmp_path: Path) -> None:
+    """Time on the hot disk until it was let go, when it came back, and each time that it was read."""
+    clock = [NOW]
+    room = room_of(tmp_path, LocalStore(str(tmp_path / "cold")), now_ns=lambda: clock[0])
+    id = saved(room, saved_ns=NOW - 2 * DAY_NS)
+    saved(room, "newest.ckpt", b"new")
+    demote(room, id)
+    clock[0] += DAY_NS
+    record = release(room, id)
+    assert (record.hot_before_ns, record.reads, record.cold_since_ns) == (3 * DAY_NS, 0, NOW)
+    # A folder shows no hash, so that its verification has read all of it once.
+    assert life_of(record, room.part_bytes).checks == 1
+    clock[0] += DAY_NS
+    restore(room, id)
+    restore(room, id)  # it is there already
+    restore(room, id, str(tmp_path / "copy"))
+    record = room.inventory.get(id)
+    assert (record.reads, record.hot_since_ns) == (2, NOW + 2 * DAY_NS)
+    clock[0] += DAY_NS
+    assert release(room, id).hot_before_ns == 4 * DAY_NS
+    Path(record.path).write_bytes(b"0123456789")  # put back by hand: nothing was read
+    assert restore(room, id) == record.path
+    assert room.inventory.get(id).reads == 2
 
 
 def test_in_both_tiers_it_is_paid_for_twice() -> None:

@@ -29,6 +29,7 @@ from costguard.keep import (
     thin,
 )
 from costguard.policies.retention import Retention
+from costguard.prices.storage import StorageClass
 
 COUNTS = st.integers(1, 10**12)
 RULES = st.one_of(
@@ -174,6 +175,18 @@ def test_a_room_remembers_what_was_wanted_of_it(tmp_path: Path) -> None:
     found = policy_of(room)
     assert found is not None
     assert (found[0], found[1].hot, found[1].has_cold) == (Retention(demote="none"), None, False)
+
+
+def test_a_room_remembers_prices_of_ones_own(tmp_path: Path) -> None:
+    """A class with a user's own prices is written down whole, and comes back where commands open the room."""
+    own = StorageClass(name="GLACIER_IR", usd_per_gb_month="0.0033", minimum_days=90)
+    disk = StorageClass(name="nvme", usd_per_gb_month="0.11", retrieval_usd_per_gb="0")
+    room = open_room(str(tmp_path), Cold(url=str(tmp_path / "cold"), storage_class=own))
+    assert room.storage_class == own
+    remember_policy(room, Retention(keep=last(2)), disk)
+    found = policy_of(open_room(str(tmp_path), Cold()))
+    assert found is not None
+    assert (found[1].cold, found[1].hot) == (own, disk)
 
 
 def test_a_room_forgets_rules_that_no_text_can_say(tmp_path: Path) -> None:

@@ -117,14 +117,50 @@ def test_one_read_eats_so_many_months_of_saving(cold: str, hot: str, months: flo
 
 
 def test_unknown_prices_stay_unknown() -> None:
-    """No request price is None, never zero; a class that is not listed is an error that names those that are."""
-    assert StorageClass(name="x", usd_per_gb_month="0.01").put_usd(10) is None
+    """No price is None, never zero; nothing of it costs nothing; a class that is not listed is an error."""
+    unknown = StorageClass(name="x", usd_per_gb_month="0.01")
+    assert unknown.put_usd(10) is None
+    assert unknown.read_usd(GB) is None
+    assert unknown.read_break_even_months(storage_class("s3:STANDARD")) is None
+    assert (unknown.put_usd(0), unknown.read_usd(0)) == (0, 0)
     with pytest.raises(ConfigError, match="not in the price table; expected one of s3:STANDARD"):
         storage_class("s3:COLDEST")
     with pytest.raises(ConfigError, match=r"StorageClass\(usd_per_gb_month='cheap'\)"):
         StorageClass(name="x", usd_per_gb_month="cheap")
+    with pytest.raises(ConfigError, match="usd_per_gb_month=None"):
+        StorageClass(name="x", usd_per_gb_month=None)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="minimum_days=-1"):
         StorageClass(name="x", usd_per_gb_month=0, minimum_days=-1)
+
+
+def test_what_the_sources_do_not_say_is_not_free() -> None:
+    """Reading is free from the standard classes alone; requests of Google and Azure are not known."""
+    free = {name for name, each in STORAGE_CLASSES.items() if each.read_usd(GB) == 0}
+    assert free == {"s3:STANDARD", "gs:STANDARD", "az:Hot", "ebs:gp3"}
+    assert {name for name, each in STORAGE_CLASSES.items() if each.read_usd(GB) is None} == {"az:Cool", "az:Cold"}
+    assert all(c.put_usd(1) is None for name, c in STORAGE_CLASSES.items() if not name.startswith("s3:"))
+
+
+def test_the_break_even_life_without_the_price_of_requests_is_a_lower_bound() -> None:
+    """Coldline: 18 days at the least, as if its requests were free; more as soon as they have a price."""
+    cold, hot = storage_class("gs:COLDLINE"), storage_class("gs:STANDARD")
+    least = cold.break_even_days(hot, size_bytes=CHECKPOINT, requests=1603)
+    assert least == 18
+    priced = StorageClass.from_json(cold.to_json() | {"put_usd_per_1000": "0.02"})
+    known = priced.break_even_days(hot, size_bytes=CHECKPOINT, requests=1603)
+    assert known is not None
+    assert known > least
+
+
+def test_a_class_of_ones_own_stands_wherever_a_name_does() -> None:
+    """It is taken as it is, and survives being written down to the last digit."""
+    own = StorageClass(name="GLACIER_IR", usd_per_gb_month="0.0033", minimum_days=90, retrieval_usd_per_gb=0.03)
+    assert storage_class(own) is own
+    again = StorageClass.from_json(own.to_json())
+    assert again.month_usd(CHECKPOINT) == own.month_usd(CHECKPOINT) == Fraction("0.2772")
+    assert (again.read_usd(GB), again.put_usd(1), again.source) == (Fraction("0.03"), None, "user")
+    with pytest.raises(ConfigError, match="not a class of storage"):
+        StorageClass.from_json({"name": "x"})
 
 
 def test_every_listed_price_says_where_from_and_when() -> None:

@@ -26,12 +26,10 @@ from costguard.ledger.allocation import read_allocation
 from costguard.ledger.attempt import AttemptWriter, count
 from costguard.ledger.devices import Paid
 from costguard.ledger.files import Files, LocalFiles
-from costguard.ledger.fold import fold_line
 from costguard.ledger.layout import Seat
 from costguard.ledger.live import LiveAttempt
 from costguard.ledger.mirror import Mirror
 from costguard.ledger.opening import claim_attempt, claim_rank, identify, run_that_saved
-from costguard.ledger.page import read_page
 from costguard.ledger.places import read_folder
 from costguard.prices import PriceBook
 from costguard.records import Action, Activity, Verdict
@@ -65,9 +63,7 @@ def begin(files: Files, root: str, clock: Any, mirror: str | None = None, **more
     )
     for rank in claim.earlier.ranks:
         if rank.status == "died":
-            page = read_page(files.read(os.path.join(claim.folder, rank.seat.page)))
-            if page:
-                writer.adopt(fold_line(rank.seat, page))
+            writer.adopt_page(rank.seat)
     return meter, writer
 
 

@@ -28,6 +28,7 @@ def test_public_names_are_these() -> None:
         "Receipt",
         "RunNotFoundError",
         "StartRefused",
+        "StorageClass",
         "Threshold",
         "__version__",
         "fetch",

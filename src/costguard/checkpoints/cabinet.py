@@ -34,7 +34,8 @@ class Cold:
     Args:
         url: A folder, or any URL that fsspec can write to; `None` for nowhere.
         storage_options: Given to fsspec; never written down.
-        storage_class: A class of the price table, such as `s3:GLACIER_IR`; on S3 large objects are written in it.
+        storage_class: A class of the price table, such as `s3:GLACIER_IR`, or one of the user's own; on S3 large
+            objects are written in it.
         bytes_per_s: Most bytes a second, as fast as it goes if `None`.
         allow_plain_http: Whether a host that is not this machine may be spoken to without TLS.
         required: How far a cold copy is verified before the hot one goes; as was written down before if `None`, and
@@ -43,7 +44,7 @@ class Cold:
 
     url: str | None = None
     storage_options: Mapping[str, Any] | None = None
-    storage_class: str | None = None
+    storage_class: str | StorageClass | None = None
     bytes_per_s: float | None = None
     allow_plain_http: bool = False
     required: Level | None = None
@@ -71,17 +72,16 @@ def open_room(root: str, cold: Cold, run: str | None = None) -> Room:
     url = cold.url or said.get("cold")
     place = None if url is None else _plain(url)
     _check_same_place(folder, said.get("cold"), place)
-    chosen = cold.storage_class or said.get("storage_class")
-    prices = storage_class(chosen) if chosen else None  # what cannot be used is not written down
+    chosen = said.get("storage_class") if cold.storage_class is None else _said(cold.storage_class)
+    prices = _class(chosen)  # what cannot be used is not written down
     required = cold.required or _level(folder, said)
-    said = _note(folder, run=name, cold=place, storage_class=chosen, verify=required.name.lower())
+    _note(folder, run=name, cold=place, storage_class=chosen, verify=required.name.lower())
     store = None
     if url is not None:
-        kind = said["storage_class"].split(":", 1)[1] if said["storage_class"] and url.startswith("s3") else None
         store = open_store(
             url,
             storage_options=cold.storage_options,
-            storage_class=kind,
+            storage_class=prices.name if prices is not None and url.startswith("s3") else None,
             allow_plain_http=cold.allow_plain_http,
         )
     files = HotFiles()
@@ -147,13 +147,13 @@ def room_above(path: str, **options: Any) -> Room:
         place = above
 
 
-def remember_policy(room: Room, retention: Retention, hot_class: str | None = None) -> None:
+def remember_policy(room: Room, retention: Retention, hot_class: str | StorageClass | None = None) -> None:
     """Write down in a room's file what a training wants of its checkpoints, for the commands.
 
     Args:
         room: The checkpoints.
         retention: What the user wants. With a rule of the user's own, which no text can say, none is remembered.
-        hot_class: The hot disk's class in the price table, `None` if unknown.
+        hot_class: The hot disk's class, of the price table or of the user's own; `None` if unknown.
 
     Raises:
         OSError: If it cannot be written.
@@ -162,7 +162,16 @@ def remember_policy(room: Room, retention: Retention, hot_class: str | None = No
         policy = retention.to_json()
     except ConfigError:
         policy = None
-    _note(room.inventory.folder, policy=policy, hot_class=hot_class)
+    _note(room.inventory.folder, policy=policy, hot_class=_said(hot_class))
+
+
+def _said(which: str | StorageClass | None) -> Any:
+    """A class as it is written down: by its name in the table, or with all its prices."""
+    return which.to_json() if isinstance(which, StorageClass) else which
+
+
+def _class(said: Any) -> StorageClass | None:
+    return None if said is None else StorageClass.from_json(said) if isinstance(said, dict) else storage_class(said)
 
 
 def policy_of(room: Room) -> tuple[Retention, Tiers] | None:
@@ -183,9 +192,8 @@ def policy_of(room: Room) -> tuple[Retention, Tiers] | None:
         return None
     try:
         retention = Retention.from_json(said["policy"])
-        hot = said.get("hot_class")
         tiers = Tiers(
-            hot=None if hot is None else storage_class(hot),
+            hot=_class(said.get("hot_class")),
             cold=room.storage_class,
             has_cold=room.store is not None and retention.demote == "rest",
             part_bytes=room.part_bytes,

@@ -104,7 +104,7 @@ def let_go(room: Room, record: Record) -> Record:
         room.files.make_folder(os.path.dirname(trash))
         room.files.rename(record.path, trash)
     empty_trash(room, record)
-    return room.inventory.update(record, state="cold", problem="")
+    return room.inventory.update(record, state="cold", problem="", **record.hot_ended(room.now_ns()))
 
 
 def bring_back(room: Room, record: Record) -> bool:

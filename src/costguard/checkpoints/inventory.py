@@ -61,6 +61,9 @@ class Record:
         run: The training that it belongs to, restarts included.
         origin: Where a checkpoint that was found in the cold store says it was; shown, never written to.
         tags: The run's labels at the save, its stage among them.
+        reads: How many times it was brought back from its cold copy.
+        hot_since_ns: When it was last brought back to the hot disk, `None` if it has been there since its save.
+        hot_before_ns: Nanoseconds on the hot disk that are over, `None` if nobody saw them end.
     """
 
     id: str
@@ -89,6 +92,9 @@ class Record:
     run: str = ""
     origin: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
+    reads: int = 0
+    hot_since_ns: int | None = None
+    hot_before_ns: int | None = None
 
     @property
     def tier(self) -> Tier:
@@ -99,6 +105,11 @@ class Record:
     def size_bytes(self) -> int:
         """Bytes of its files."""
         return sum(fact.size for fact in self.fingerprint)
+
+    def hot_ended(self, now_ns: int) -> dict[str, int]:
+        """What changes when its hot copy goes: its time there so far is summed up."""
+        since_ns = self.saved_ns if self.hot_since_ns is None else self.hot_since_ns
+        return {"hot_before_ns": (self.hot_before_ns or 0) + max(0, now_ns - since_ns)}
 
     def as_checkpoint(self) -> Checkpoint:
         """What a rule may know of it."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from costguard.checkpoints.digest import part_bytes_for
 from costguard.checkpoints.inventory import Record
+from costguard.checkpoints.lives import Life, life_of, requests_of
 from costguard.policies.retention import Tiers
-from costguard.units import NS_PER_HOUR, NS_PER_S
+from costguard.prices.storage import DAY_NS, DAYS_PER_MONTH
+from costguard.units import NS_PER_HOUR
 
-_DAY_NS = 24 * NS_PER_HOUR
+_ZERO = Fraction(0)
+_MONTH_NS = DAYS_PER_MONTH * DAY_NS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,24 +22,39 @@ class CheckpointCost:
     Args:
         blocked_usd: Device time that its save held up.
         requests_usd: Writing requests of its cold copy.
-        stored_usd: Storage from its save until now, in both tiers.
-        usd_per_month: Storage during the next 30 days where it is now.
-        early_usd: What deleting its cold copy now would still be billed.
+        hot_usd: Storage on the hot disk from its save until now.
+        cold_usd: Storage in the cold store until now.
+        reads_usd: What reading its cold copy back has cost, egress apart: restores, and a verification by content.
+        usd_per_month: Storage during the next 30 days where it is now, 0 once it is deleted.
+        early_usd: What deleting its cold copy now would still be billed; of one that was deleted, what was.
         read_usd: What restoring it once would cost, egress apart.
         restore_hours: Hours until a restore could begin to read.
     """
 
     blocked_usd: Fraction | None
     requests_usd: Fraction | None
-    stored_usd: Fraction | None
+    hot_usd: Fraction | None
+    cold_usd: Fraction | None
+    reads_usd: Fraction | None
     usd_per_month: Fraction | None
     early_usd: Fraction | None
     read_usd: Fraction | None
     restore_hours: float | None
 
+    @property
+    def stored_usd(self) -> Fraction | None:
+        """Storage from its save until now, in both tiers."""
+        return add_known(self.hot_usd, self.cold_usd)
+
+
+def add_known(*amounts: Fraction | None) -> Fraction | None:
+    """Add amounts; the sum with an unknown one is unknown."""
+    known = [amount for amount in amounts if amount is not None]
+    return sum(known, _ZERO) if len(known) == len(amounts) else None
+
 
 def cost_of(
-    record: Record, tiers: Tiers, now_ns: int, *, usd_per_hour: Fraction | None = None, released_ns: int | None = None
+    record: Record, tiers: Tiers, now_ns: int, *, usd_per_hour: Fraction | None = None, reads: int | None = None
 ) -> CheckpointCost:
     """Work out what a checkpoint costs.
 
@@ -46,60 +63,51 @@ def cost_of(
         tiers: The two places and their prices.
         now_ns: Now, ns since the epoch.
         usd_per_hour: Price of the whole allocation an hour, `None` if unknown.
-        released_ns: When its hot copy was let go, ns since the epoch; of a cold one, when its cold copy was
-            written if `None`.
+        reads: How many times it was restored; what the record says if `None`.
 
     Returns:
         Its cost. The hot tier of a checkpoint that is cold counts until it was let go.
     """
-    size, cold_since = record.size_bytes, record.cold_since_ns
-    blocked = None
-    if record.blocked_ns is not None and usd_per_hour is not None:
-        blocked = usd_per_hour * record.blocked_ns / NS_PER_HOUR
-    hot_end = now_ns if record.tier != "cold" else released_ns or cold_since or now_ns
-    hot = tiers.hot.life_usd(size, _days(hot_end - record.saved_ns)) if tiers.hot else None
-    if cold_since is None:
-        month = tiers.hot.month_usd(size) if tiers.hot else None
-        zero = Fraction(0)
-        return CheckpointCost(
-            blocked_usd=blocked,
-            requests_usd=zero,
-            stored_usd=hot,
-            usd_per_month=month,
-            early_usd=zero,
-            read_usd=zero,
-            restore_hours=0.0,
-        )
-    cold = tiers.cold
-    held = cold.life_usd(size, 0) - cold.early_usd(size, now_ns - cold_since) if cold else None
-    if cold and cold_since + cold.minimum_days * _DAY_NS <= now_ns:
-        held = cold.month_usd(size) * _days(now_ns - cold_since) / 30
+    life = life_of(record, tiers.part_bytes)
+    life = life if reads is None else replace(life, restores=reads)
+    return cost_of_life(life, tiers, now_ns, usd_per_hour=usd_per_hour)
+
+
+def cost_of_life(life: Life, tiers: Tiers, now_ns: int, *, usd_per_hour: Fraction | None = None) -> CheckpointCost:
+    """Work out what a checkpoint costs or, if it was deleted, has cost.
+
+    Args:
+        life: The checkpoint.
+        tiers: The two places and their prices.
+        now_ns: Now, ns since the epoch.
+        usd_per_hour: Price of the whole allocation an hour, `None` if unknown.
+    """
+    size, hot, cold = life.size_bytes, tiers.hot, tiers.cold
+    there, copied = life.ended_ns is None, life.cold_since_ns is not None
+    until_ns = now_ns if life.ended_ns is None else life.ended_ns
+    held_ns, reads = life.cold_ns(until_ns), life.restores + life.checks
+    known_blocked = life.blocked_ns is not None and usd_per_hour is not None
     return CheckpointCost(
-        blocked_usd=blocked,
-        requests_usd=cold.put_usd(requests_of(record, tiers.part_bytes)) if cold else None,
-        stored_usd=None if hot is None or held is None else hot + held,
-        usd_per_month=_month(record, tiers),
-        early_usd=cold.early_usd(size, now_ns - cold_since) if cold else None,
-        read_usd=cold.read_usd(size) if cold else None,
-        restore_hours=cold.restore_hours if cold else None,
+        blocked_usd=Fraction(usd_per_hour or 0) * (life.blocked_ns or 0) / NS_PER_HOUR if known_blocked else None,
+        requests_usd=_of(cold.put_usd(life.requests) if cold else None, copied),
+        hot_usd=hot.life_usd(size, Fraction(life.hot_ns(until_ns), DAY_NS)) if hot else None,
+        cold_usd=_of(cold.month_usd(size) * held_ns / _MONTH_NS if cold else None, copied),
+        reads_usd=_of(cold.read_usd(size * reads) if cold else None, bool(reads)),
+        usd_per_month=_month(life, tiers) if there else _ZERO,
+        early_usd=_of(cold.early_usd(size, held_ns) if cold else None, copied),
+        read_usd=_of(cold.read_usd(size) if cold else None, copied) if there else None,
+        restore_hours=None if not there or (copied and not cold) else cold.restore_hours if cold and copied else 0.0,
     )
 
 
-def requests_of(record: Record, part_bytes: int) -> int:
-    """Writing requests of one demotion: a file of several parts takes two more than it has parts; one manifest."""
-    requests = 1
-    for fact in record.fingerprint:
-        if fact.kind == "file":
-            parts = max(1, -(-fact.size // part_bytes_for(fact.size, part_bytes)))
-            requests += parts if parts == 1 else parts + 2
-    return requests
+def _of(amount: Fraction | None, any_of_it: bool) -> Fraction | None:
+    """An amount of something that there is; of nothing it is 0, whether its price is known or not."""
+    return amount if any_of_it else _ZERO
 
 
-def _month(record: Record, tiers: Tiers) -> Fraction | None:
-    used = [tiers.cold] if record.tier == "cold" else [tiers.hot, tiers.cold]
-    months = [tier.month_usd(record.size_bytes) if tier else None for tier in used]
-    return None if None in months else sum((m for m in months if m is not None), Fraction(0))
+def _month(life: Life, tiers: Tiers) -> Fraction | None:
+    used = {"hot": [tiers.hot], "both": [tiers.hot, tiers.cold], "cold": [tiers.cold]}[life.tier]
+    return add_known(*(tier.month_usd(life.size_bytes) if tier else None for tier in used))
 
 
-def _days(interval_ns: int) -> Fraction:
-    return Fraction(max(0, interval_ns), 24 * 3600 * NS_PER_S)
+__all__ = ["CheckpointCost", "add_known", "cost_of", "cost_of_life", "requests_of"]

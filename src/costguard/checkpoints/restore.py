@@ -58,6 +58,8 @@ def restore(room: Room, id: str, to: str | None = None) -> str:
             if to is None:
                 record = room.inventory.update(record, state="restoring")
             _fetch(room, record, manifest, target, own=to is None)
+            if to is not None:
+                room.inventory.update(record, reads=record.reads + 1)
         return _arrived(room, record, target) if to is None else target
 
 
@@ -83,7 +85,14 @@ def _arrived(room: Room, record: Record, target: str) -> str:
     temp_gone(room, target, record.id)
     for name in record.aliases:
         room.files.link(os.path.basename(target), os.path.join(os.path.dirname(target), name))
-    room.inventory.update(record, state="both", fingerprint=room.files.scan(target), problem="")
+    room.inventory.update(
+        record,
+        state="both",
+        fingerprint=room.files.scan(target),
+        problem="",
+        reads=record.reads + (record.state == "restoring"),
+        hot_since_ns=room.now_ns(),
+    )
     return target
 
 
@@ -219,7 +228,8 @@ def _check_readable(room: Room, manifest: Manifest) -> None:
 def _terms(room: Room, manifest: Manifest, thawing: int) -> str:
     price = room.storage_class
     hours = f"about {price.restore_hours:g} h" if price and price.restore_hours else "an unknown time"
-    usd = format_money(price.read_usd(manifest.size_bytes) if price else None)
+    fee = price.read_usd(manifest.size_bytes) if price else None
+    usd = "an unknown price" if fee is None else format_money(fee)
     if thawing:
         return f"its restore is going on and takes {hours} in all; try again then."
     return f"it needs a restore from the archive, {hours} and {usd}; ask for it with `ckpt restore --thaw` or thaw()."

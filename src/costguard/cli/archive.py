@@ -103,7 +103,8 @@ def _archived(room: Room, planned: ArchivePlan, *, delete: bool) -> str:
 def _text(data: dict[str, Any], *, delete: bool) -> str:
     what = f"{data['files']} files, {format_bytes(data['bytes'])}, of {data['path']} to {data['cold']}"
     if data["usd_per_month"] is not None:
-        what += f"; {format_money(data['usd_per_month'])} a month, {format_money(data['usd_fee'])} once"
+        fee = "an unknown price" if data["usd_fee"] is None else format_money(data["usd_fee"])
+        what += f"; {format_money(data['usd_per_month'])} a month, {fee} once for its requests"
     if not data["done"]:
         return f"would copy {what}{' and delete them here' if delete else ''}; --yes does it"
     return f"copied and verified {what}{'; deleted here' if data['deleted'] else ''}. id {data['id']}"

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from costguard import __version__
-from costguard.cli import archive, backtest, budget, ckpt, doctor, mfu, peak, pot, report, scratch
+from costguard.cli import archive, backtest, budget, ckpt, doctor, mfu, peak, pot, prices, report, scratch
 from costguard.errors import ConfigError, CostguardError, RunNotFoundError
 
 OK, INTERNAL, USAGE, MISSING = 0, 1, 2, 5
@@ -32,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ckpt.add_parser(commands)
     archive.add_parser(commands)
     scratch.add_parser(commands)
+    prices.add_parser(commands)
     backtest.add_parser(commands)
     mfu.add_parser(commands)
     peak.add_parser(commands)

@@ -65,7 +65,7 @@ class RankAccount:
         resumes: Checkpoints loaded, ascending.
         header: Further facts of the first line.
         facts: Latest value of each named fact (parameters, peak).
-        events: Lines that carry something for the receipt (saved, verdict, forecast), in order.
+        events: Lines that carry something for the receipt (saved, checkpoint, verdict, forecast), in order.
     """
 
     seat: Seat

@@ -134,6 +134,11 @@ class AttemptWriter:
         """Note a checkpoint that has been written: its save's number, path, size, blocked time."""
         self._line("saved", **fields)
 
+    def checkpoint(self, **life: Any) -> None:
+        """Note where a checkpoint is now and what was done with it; of one `id` the latest word is enough."""
+        if self._segment is not None:
+            self._segment.append("checkpoint", **life)
+
     def resumed(self, attempt: int | None, save: int | None, step: int = 0) -> None:
         """Note that training goes on from a checkpoint, at an optimizer step."""
         self._line("resume", sync=True, **{"from": attempt}, save=save, step=step)

@@ -173,13 +173,15 @@ def _fold_rank(seat: Seat, lines: Sequence[Line], page: PageReading | None) -> R
 
 
 def _events(lines: Sequence[Line]) -> list[Line]:
-    """Saves, verdicts and forecasts; of a save that was looked at again later, the later word."""
+    """Saves, lives of checkpoints, verdicts and forecasts; of a save or a life that was told again, the later word."""
     events: dict[Any, Line] = {}
     for line in lines:
         if line["k"] in ("verdict", "forecast"):
             events[line["n"]] = line
         elif line["k"] == "saved":
             events[line["path"], line["step"], line["save"]] = line
+        elif line["k"] == "checkpoint":
+            events["checkpoint", line["id"]] = line
     return list(events.values())
 
 

@@ -158,13 +158,23 @@ def outcome_spend(account: RunAccount) -> dict[str, Fraction]:
     """
     kept = lost = Fraction(0)
     for rank in account.ranks:
-        book = account.books.get(rank.seat.attempt, PriceBook())
-        entries = [e for e in _rank_entries(rank, book) if e.activity == "train"]
-        train = price_ledger(Ledger(entries, account.books)).device_total
-        if rank.final.train_ns:
-            part = train * account.kept[rank.seat].train_ns / rank.final.train_ns
-            kept, lost = kept + part, lost + train - part
+        train, part = train_spend(account, rank), train_spend(account, rank, account.kept[rank.seat].train_ns)
+        kept, lost = kept + part, lost + train - part
     return {"kept": kept, "rework": lost}
+
+
+def train_spend(account: RunAccount, rank: RankAccount, part_ns: int | None = None) -> Fraction:
+    """Exact money of one rank's train time, as far as there are prices.
+
+    Args:
+        account: The run.
+        rank: One of its ranks.
+        part_ns: Nanoseconds of that train time that are asked for, at its average price; all if `None`.
+    """
+    book, whole_ns = account.books.get(rank.seat.attempt, PriceBook()), rank.final.train_ns
+    entries = [e for e in _rank_entries(rank, book) if e.activity == "train"]
+    train = price_ledger(Ledger(entries, account.books)).device_total
+    return train if part_ns is None or not whole_ns else train * part_ns / whole_ns
 
 
 def ledger_of(account: RunAccount) -> Ledger:

@@ -18,6 +18,7 @@ from costguard.checkpoints.room import new_id
 from costguard.errors import ConfigError, config_error, warn
 from costguard.keep import Rule
 from costguard.lightning import private
+from costguard.lightning.checkpoint_figures import CheckpointFigures, metered_run
 from costguard.lightning.cost_monitor import CostMonitor
 from costguard.lightning.instances import Instances, Method
 from costguard.lightning.joining import callbacks_of
@@ -25,6 +26,7 @@ from costguard.lightning.shield import metering
 from costguard.lightning.tiering_moves import Moves
 from costguard.lightning.tiering_outlook import CheckpointOutlook
 from costguard.lightning.tiering_settings import Demote, Verify, checked
+from costguard.prices.storage import StorageClass
 from costguard.records import Activity
 
 WAIT_AFTER_EXCEPTION_S = 10.0
@@ -50,9 +52,9 @@ class CheckpointTiering(Callback):
         hot_quota: Bytes of the hot disk, such as `500GB`, above which also what a rule keeps is demoted, the oldest
             first.
         min_free: Bytes of the hot disk, or a share such as `10%`, that stay free by the same means.
-        storage_class: A class of the price table, such as `s3:GLACIER_IR`; with `hot_class` a move that costs more than
-            it saves is not made.
-        hot_class: The hot disk's class in that table.
+        storage_class: A class of the price table, such as `s3:GLACIER_IR`, or a `StorageClass` with prices of your own;
+            with `hot_class` a move that costs more than it saves is not made.
+        hot_class: The hot disk's class likewise, such as `ebs:gp3`.
         verify: How far a cold copy is verified before the hot one goes: by its `size`, by the `etag` that its parts
             should have (or, where a store has none, its content), or always by reading its `content` back.
         bandwidth: Most bytes a second of a demotion beside training, such as `50MB`; `auto` is 8 MB a second for each
@@ -76,8 +78,8 @@ class CheckpointTiering(Callback):
         expire_tagged: dict[str, str] | None = None,
         hot_quota: str | float | None = None,
         min_free: str | float | None = None,
-        storage_class: str | None = None,
-        hot_class: str | None = None,
+        storage_class: str | StorageClass | None = None,
+        hot_class: str | StorageClass | None = None,
         verify: Verify = "etag",
         bandwidth: float | str = "auto",
         storage_options: dict[str, Any] | None = None,
@@ -159,6 +161,8 @@ class CheckpointTiering(Callback):
             run = new_id()
         self._trained = weakref.ref(trainer), run  # a Trainer that goes on without a checkpoint is the same run
         self._moves = Moves(room, self._settings, lambda: _last_paths(trainer), run)
+        wanted, tiers = self._settings.retention, self._settings.tiers
+        self._moves.figures = CheckpointFigures(room, wanted, tiers, lambda: metered_run(trainer))
         if trainer.state.fn == TrainerFn.FITTING:
             remember_policy(room, self._settings.retention, self._hot_class)
             self._outlook = CheckpointOutlook(room, self._settings)

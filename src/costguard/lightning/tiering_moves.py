@@ -20,6 +20,7 @@ from costguard.checkpoints.restore import restore
 from costguard.checkpoints.room import Room, new_id
 from costguard.errors import warn
 from costguard.keep import History
+from costguard.lightning.checkpoint_figures import CheckpointFigures
 from costguard.lightning.tiering_settings import Settings
 from costguard.policies.disk import quota_within
 from costguard.policies.retention import Decision, Move, Retention, plan
@@ -48,6 +49,8 @@ class Moves:
         self.run = run
         self.deleted: list[int] = []
         """Bytes of each checkpoint that was deleted."""
+        self.figures: CheckpointFigures | None = None
+        """Tells the metered run what has become of each checkpoint."""
         self._settings = settings
         self._stage_end: str | None = None
         self._pointers = pointers
@@ -168,7 +171,7 @@ class Moves:
     def consider(self) -> None:
         """Have the plan made and carried out beside training."""
         self._wanted = True
-        self._thread.submit("plan", self._carry_out)
+        self._thread.submit("plan", self._carry_out_and_tell)
 
     def finish(self, patience_s: float) -> int:
         """Carry out the plan for the last time; how many jobs are not done when the patience is at its end."""
@@ -209,6 +212,13 @@ class Moves:
             hot_quota_bytes=wanted.hot_quota_bytes,
         )
         return replace(wanted, hot_quota_bytes=quota)
+
+    def _carry_out_and_tell(self) -> None:
+        try:
+            self._carry_out()
+        finally:
+            if self.figures is not None:
+                self.figures.look(self.run)
 
     def _carry_out(self) -> None:
         while self._wanted and not self._closed:

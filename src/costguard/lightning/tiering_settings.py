@@ -12,7 +12,7 @@ from costguard.checkpoints.manifest import Level
 from costguard.errors import config_error
 from costguard.keep import Rule, parse
 from costguard.policies.retention import Retention, Tiers
-from costguard.prices.storage import storage_class
+from costguard.prices.storage import StorageClass, storage_class
 from costguard.units import parse_bytes, parse_duration_ns, parse_share
 
 Demote = Literal["rest", "none"]
@@ -54,8 +54,8 @@ def checked(
     expire_tagged: Mapping[str, str] | None,
     hot_quota: str | float | None,
     min_free: str | float | None,
-    storage_class: str | None,
-    hot_class: str | None,
+    storage_class: str | StorageClass | None,
+    hot_class: str | StorageClass | None,
     verify: Verify,
     bandwidth: float | str,
     storage_options: Mapping[str, Any] | None,
@@ -169,5 +169,5 @@ def _bandwidth(value: float | str) -> float:
     return found
 
 
-def _class(name: str | None) -> Any:
-    return None if name is None else storage_class(name)
+def _class(which: str | StorageClass | None) -> StorageClass | None:
+    return None if which is None else storage_class(which)

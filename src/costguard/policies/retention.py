@@ -254,13 +254,16 @@ def _demote(c: Checkpoint, left_ns: int | None, tiers: Tiers) -> Decision:
         return demoted
     requests = -(-c.size_bytes // tiers.part_bytes) + 2
     saved = tiers.hot.month_usd(c.size_bytes) - tiers.cold.month_usd(c.size_bytes)
+    fee = tiers.cold.put_usd(requests)
+    unknown = "" if fee is not None else f"; what {tiers.cold.name} asks for its {requests} requests is unknown"
     even = tiers.cold.break_even_days(tiers.hot, size_bytes=max(1, c.size_bytes), requests=requests)
     if even is None or (left_ns is not None and Fraction(left_ns, DAY_NS) < even):
         left = "" if left_ns is None else f" within the {left_ns / DAY_NS:.1f} days it has left"
-        days = "" if even is None else f"; it would take {float(even):.1f} days"
+        least = "" if fee is not None else "at least "
+        days = "" if even is None else f"; it would take {least}{float(even):.1f} days{unknown}"
         reason = f"moving it to {tiers.cold.name} would not pay{left}{days}"
         return Decision(id=c.id, move=Move.KEEP, rule="break_even", reason=reason)
-    return replace(demoted, usd_saved_per_month=saved, usd_fee=tiers.cold.put_usd(requests))
+    return replace(demoted, reason=demoted.reason + unknown, usd_saved_per_month=saved, usd_fee=fee)
 
 
 def _fit_quota(

@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -20,6 +19,8 @@ from costguard.ledger.load import load_run
 from costguard.prices import PriceBook
 from costguard.reports.arithmetic import done_in, flops_of, gpus_of, mfu_of, saving_of
 from costguard.reports.budgets import budget_of
+from costguard.reports.checkpoint_costs import checkpoint_costs_of
+from costguard.reports.saves import instant, save_rows, saves_of
 from costguard.reports.series import series_of
 from costguard.reports.wastes import ADD_PRICE, provenance_of, wastes_of
 from costguard.units import NS_PER_HOUR, NS_PER_S, plain, round_money, round_shares
@@ -79,18 +80,20 @@ def load_receipt(run_dir: str) -> Receipt:
     return Receipt(receipt_of(account, folder))
 
 
-def receipt_of(account: RunAccount, folder: str) -> dict[str, Any]:
+def receipt_of(account: RunAccount, folder: str, now_ns: int | None = None) -> dict[str, Any]:
     """Write an account as a receipt.
 
     Args:
         account: The run.
         folder: Where it lies.
+        now_ns: Until when storage of checkpoints is counted, ns since the epoch; now if `None`.
     """
     spend = price_ledger(ledger_of(account))
     activities, outcomes = account.activities_ns(), account.outcomes_ns()
     done = done_in(account)
     tokens, flops, mfu = _tokens(account), flops_of(account, done), mfu_of(account, done)
     money, plan = _money(account, spend, tokens["trained"]), _plan(account, spend, tokens["trained"])
+    saves = saves_of(account)
     data: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "run": {
@@ -116,17 +119,21 @@ def receipt_of(account: RunAccount, folder: str) -> dict[str, Any]:
         "budget": budget_of(account),
         "released": _released(account, spend.currency),
         "wastes": wastes_of(account, activities, outcomes, money),
-        "checkpoints": _checkpoints(account),
+        "checkpoints": save_rows(saves),
+        "checkpoint_costs": checkpoint_costs_of(
+            account,
+            saves,
+            time.time_ns() if now_ns is None else now_ns,
+            currency=spend.currency,
+            progress=plan["progress_ratio"],
+            running={rank.seat.attempt for rank in account.ranks if _status(rank) == "running"},
+        ),
         "verdicts": _verdicts(account),
         "series": series_of(account),
         "notes": [*account.problems, *_other_currencies(account, spend.currency)],
     }
     data["provenance"] = provenance_of(data)
     return data
-
-
-def _instant(wall_ns: int) -> str:
-    return f"{datetime.fromtimestamp(wall_ns / NS_PER_S, timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _attempt(account: RunAccount, number: int) -> dict[str, Any]:
@@ -136,8 +143,8 @@ def _attempt(account: RunAccount, number: int) -> dict[str, Any]:
     fresh = not first.resumes or first.resumes[0].at.counters.batches > 0
     return {
         "attempt": number,
-        "started_at": _instant(min(r.wall_ns for r in ranks)),
-        "ended_at": _instant(max(r.end_wall_ns for r in ranks)) if _status(first) != "running" else None,
+        "started_at": instant(min(r.wall_ns for r in ranks)),
+        "ended_at": instant(max(r.end_wall_ns for r in ranks)) if _status(first) != "running" else None,
         "ended": _status(first),
         "reason": next((r.reason for r in ranks if r.reason), None),
         "releases": first.header.get("releases"),
@@ -277,31 +284,6 @@ def _released(account: RunAccount, currency: str) -> dict[str, Any]:
     known = [a for a in amounts if a is not None]
     held = plain(round_money(sum(known, Fraction(0)))) if known and len(known) == len(amounts) else None
     return {"seconds": _released_s(account), "money_if_held": held}
-
-
-def _checkpoints(account: RunAccount) -> list[dict[str, Any]]:
-    rows = []
-    for rank in account.ranks:
-        book = account.books.get(rank.seat.attempt, PriceBook())
-        for event in rank.events:
-            if event["k"] != "saved":
-                continue
-            wall = event["t"] - rank.start_ns + rank.wall_ns
-            blocked = event["blocked_ns"]
-            # All paid devices stand still while a checkpoint is written.
-            money = book.device_money(wall - blocked, wall, rank.paid_devices, rank.paid_devices)
-            rows.append(
-                {
-                    "path": event["path"],
-                    "step": event["step"],
-                    "attempt": rank.seat.attempt,
-                    "bytes": event["bytes"],
-                    "at": _instant(wall),
-                    "blocked_s": blocked / NS_PER_S,
-                    "money": None if money is None else plain(round_money(money)),
-                }
-            )
-    return rows
 
 
 def _verdicts(account: RunAccount) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from costguard.reports.breakdown import at, percent_of
+from costguard.reports.checkpoint_tables import checkpoint_costs
 from costguard.reports.names import NAMES
 from costguard.reports.sections import Page, cell, hours, last, seconds, section, table, two_lines
 from costguard.reports.svg import Raw, esc
@@ -156,5 +157,5 @@ def notes(page: Page) -> str:
     return section("Notes", f"<ul>{lines}</ul>{more}" if kept else "")
 
 
-SECTIONS = (attempts, checkpoints, verdicts, provenance, notes)
+SECTIONS = (attempts, checkpoints, checkpoint_costs, verdicts, provenance, notes)
 """The sections of this module in reading order."""

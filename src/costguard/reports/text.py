@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from costguard.reports.checkpoint_text import checkpoint_lines
 from costguard.reports.names import NAMES
 from costguard.reports.wastes import remedy_of
 from costguard.units import NS_PER_HOUR, NS_PER_S, format_count, format_duration_s, format_money
@@ -233,6 +234,7 @@ def _checkpoints(receipt: Mapping[str, Any]) -> Iterator[str]:
         f"CHECKPOINTS  {len(rows)} written, {format_count(float(written))}B in all, training stood still for "
         f"{format_duration_s(blocked)}; last: step {rows[-1]['step']}, {rows[-1]['path']}"
     )
+    yield from checkpoint_lines(receipt)
 
 
 def _verdicts(receipt: Mapping[str, Any]) -> Iterator[str]:

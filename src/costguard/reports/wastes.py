@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from costguard.ledger.account import RunAccount
+from costguard.reports.checkpoint_text import provenance_rows
 from costguard.reports.names import NAMES
 from costguard.units import NS_PER_S, format_count, format_duration_s
 
@@ -87,6 +88,7 @@ def provenance_of(receipt: Mapping[str, Any]) -> list[dict[str, str]]:
         parts = ", ".join(f"{u['what']} {_amount(u)}" for u in spend["unpriced"])
         rows.append(("unpriced", "unknown", f"{parts}: no price was in force; it is in no total"))
     rows += [_tokens_row(receipt["tokens"]), _flops_row(flops), _mfu_row(mfu, flops)]
+    rows += provenance_rows(receipt["checkpoint_costs"])
     return [{"figure": figure, "how": how, "text": text} for figure, how, text in rows]
 
 
