@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +22,8 @@ from costguard.checkpoints.manifest import Level
 from costguard.checkpoints.recovery import find_orphans, recover
 from costguard.checkpoints.room import Room
 from costguard.checkpoints.store import LocalStore
+from costguard.checkpoints.stripping import stripped_id
+from costguard.checkpoints.weights import leave_optimizer_away
 
 NOW_NS = 1_800_000_000 * 10**9
 PART_BYTES = 4
@@ -129,6 +133,8 @@ def ways(name: str) -> list[str]:
 class World:
     """Two tiers in a folder: what a process finds, does and leaves."""
 
+    part_bytes = PART_BYTES
+
     def __init__(self, root: Path, fate: Fate | None = None) -> None:
         self.root = root
         self.fate = fate or Fate()
@@ -141,7 +147,7 @@ class World:
             store=store,
             run="r",
             required=Level.ETAG,
-            part_bytes=PART_BYTES,
+            part_bytes=self.part_bytes,
             new_id=self.unused,
             now_ns=lambda: NOW_NS,
         )
@@ -169,7 +175,8 @@ class World:
                 lines.append(f"{name}/")
             else:
                 mtime = path.stat().st_mtime_ns
-                content = path.read_bytes().hex() if b"att" not in path.read_bytes() else path.read_text()
+                data = path.read_bytes()
+                content = data.hex() if b"att" not in data else data.decode("latin-1")
                 lines.append(f"{name} {mtime if mtime in MTIMES else '-'} {content}")
         names: dict[str, str] = {}
         text = re.sub(r"att\d+", lambda m: names.setdefault(m[0], f"A{len(names)}"), "\n".join(lines))
@@ -184,9 +191,16 @@ class Truth:
 
     content: dict[str, dict[str, bytes]] = field(default_factory=dict)
     path: dict[str, str] = field(default_factory=dict)
+    stripped: dict[str, dict[str, bytes]] = field(default_factory=dict)
 
     def assert_safe(self, root: Path, may_expire: bool) -> None:
-        """Each checkpoint that is not being deleted has one complete copy somewhere, by its bytes."""
+        """Each checkpoint that is not being deleted has one complete copy somewhere, by its bytes.
+
+        In place of one that may be stripped there may be a committed copy without its optimizer state.
+        """
+        for id, content in self.stripped.items():
+            if (root / "cold" / "r" / stripped_id(id) / "MANIFEST.json").exists():
+                assert self.cold(root, stripped_id(id)) in (content, None), id
         for id, content in self.content.items():
             record = root / "hot" / "inventory" / f"{id}.json"
             state = json.loads(record.read_text())["state"] if record.exists() else "gone"
@@ -195,7 +209,8 @@ class Truth:
                 # Whoever has the cold store alone restores what has a manifest, so that it must be whole.
                 assert self.cold(root, id) == content, (id, state)
             if state in ("gone", "expiring"):
-                assert may_expire, (id, state)
+                without = id in self.stripped and self.cold(root, stripped_id(id)) == self.stripped[id]
+                assert may_expire or without, (id, state)
                 continue
             hot = root / "hot" / self.path[id]
             trash = hot.parent / ".costguard-trash" / id
@@ -233,6 +248,51 @@ KINDS: dict[str, dict[str, bytes]] = {
 }
 
 
+def lightning_file(number: int) -> tuple[bytes, bytes]:
+    """A file as Lightning writes it for a small model and Adam, and the same without its optimizer state."""
+    import torch
+
+    generator = torch.Generator().manual_seed(number)
+    weight, first, second = (torch.randn(32, generator=generator) for _ in range(3))
+    rest = {"state_dict": {"weight": weight}, "global_step": number, "pytorch-lightning_version": "2.6.6"}
+    state = {"state": {0: {"exp_avg": first, "exp_avg_sq": second}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
+    made = []
+    for saved in ({**rest, "optimizer_states": [state]}, rest):
+        file = io.BytesIO()
+        torch.save(saved, file)
+        made.append(file.getvalue())
+    return made[0], made[1]
+
+
+def sharded_folder(path: Path, number: int = 0) -> Any:
+    """Write a folder as Lightning's FSDP strategy does for a small model and Adam; its weight."""
+    import torch
+    from torch.distributed import checkpoint
+
+    generator = torch.Generator().manual_seed(number)
+    weight, first, second = (torch.randn(8, 8, generator=generator) for _ in range(3))
+    state = {"state": {"weight": {"exp_avg": first, "exp_avg_sq": second}}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        checkpoint.save({"model": {"weight": weight}, "optimizer_0": state}, checkpoint_id=path, no_dist=True)
+    torch.save({"global_step": number}, path / "meta.pt")
+    return weight
+
+
+def made_of(kind: str, number: int, scratch: Path) -> tuple[dict[str, bytes], dict[str, bytes] | None]:
+    """Files of a checkpoint, and of the same without its optimizer state where it can be stripped."""
+    if kind == "lightning":
+        whole, without = lightning_file(number)
+        return {"": whole}, {"": without}
+    if kind == "sharded":
+        sharded_folder(scratch / "whole", number)
+        leave_optimizer_away(World(scratch).room, str(scratch / "whole"), str(scratch / "without"))
+        content, stripped = tree(scratch / "whole"), tree(scratch / "without")
+        shutil.rmtree(scratch)
+        return content or {}, stripped
+    return {p: data + bytes([number]) * bool(data) for p, data in KINDS[kind].items()}, None
+
+
 def make(root: Path, kinds: list[str]) -> Truth:
     """Checkpoints of these kinds, adopted, and a newest one that stays."""
     truth = Truth()
@@ -241,7 +301,10 @@ def make(root: Path, kinds: list[str]) -> Truth:
     for number, kind in enumerate([*kinds, "file"]):
         name = f"step={number}.ckpt"
         path = root / "hot" / name
-        content = {p: data + bytes([number]) * bool(data) for p, data in KINDS[kind].items()}
+        id = f"id{number}"
+        content, stripped = made_of(kind, number, root.parent / "made")
+        if stripped is not None:
+            truth.stripped[id] = stripped
         for relative, data in content.items():
             file = path / relative if relative else path
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -252,7 +315,6 @@ def make(root: Path, kinds: list[str]) -> Truth:
             (path / "inner").symlink_to("__0_0.distcp")
         if kind == "linked":
             (root / "hot" / "last.ckpt").symlink_to(name)
-        id = f"id{number}"
         truth.content[id], truth.path[id] = content, name
         world.room.inventory.adopt(str(path), id, step=number, saved_ns=NOW_NS)
     world.close()

@@ -19,6 +19,7 @@ from costguard.checkpoints.expiry import expire
 from costguard.checkpoints.recovery import collect
 from costguard.checkpoints.restore import restore
 from costguard.checkpoints.room import Room
+from costguard.checkpoints.stripping import strip
 
 KINDS = {
     "file": ["file"],
@@ -104,6 +105,33 @@ def test_no_death_in_an_expiry_leaves_half_a_checkpoint(
     assert found.deaths > 2 * found.operations > 40
 
 
+STRIPPED = [
+    ("file", "hot"),
+    pytest.param("file", "both", marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
+    pytest.param("file", "cold", marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
+    pytest.param("sharded", "hot", marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
+    pytest.param("sharded", "cold", marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
+]
+
+
+@pytest.mark.parametrize(("kind", "tier"), STRIPPED)
+def test_no_death_in_a_stripping_loses_a_checkpoint(
+    kind: str, tier: str, disk: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every instant the full one is there, or the committed one without optimizer state; never half of both."""
+    monkeypatch.setattr(World, "part_bytes", 2 << 10)
+    truth = make(disk / "world", ["lightning" if kind == "file" else kind])
+    if tier != "hot":
+        each(truth, demote, *[release] * (tier == "cold"))(World(disk / "world").room)
+    found = search(disk / "world", disk / "lives", truth, each(truth, strip))
+    tell(capsys, f"stripping of a {tier} {kind}", found)
+    assert found.states > 0
+    assert found.deaths > 2 * found.operations > 40
+    (left,) = [r for r in World(disk / "world").room.inventory.records() if r.state == "cold"]
+    assert (left.id, left.stripped_from) == ("id0-stripped", "id0")
+    assert not (disk / "world" / "cold" / "r" / "id0").exists()
+
+
 def littered(root: Path, kinds: list[str]) -> Truth:
     """A world with an orphan of each sort, and things that only look like one."""
     truth = make(root, kinds)
@@ -152,6 +180,7 @@ from costguard.checkpoints.demotion import demote, release
 from costguard.checkpoints.expiry import expire
 from costguard.checkpoints.recovery import collect, recover
 from costguard.checkpoints.restore import restore
+from costguard.checkpoints.stripping import strip
 from crashing import CrashStore, World, make
 
 root = Path(os.path.realpath(sys.argv[1]))
@@ -199,11 +228,18 @@ for id in ("id0", "id1", "id2"):
     release(room, id)
 expire(room, "id0")
 collect(room)
+assert "torch" not in sys.modules and "fsspec" not in sys.modules
+assert around == [], around
+World.part_bytes = 1 << 10
+make(root / "others", ["lightning"])
+around.clear()
+others = World(root / "others").room
+assert strip(others, "id0").stripped
+collect(others)
 done = list(around)
 open(root / "control", "w").close()
 assert len(around) == len(done) + 1, "the hook must hear of this one"
 assert done == [], done
-assert "torch" not in sys.modules and "fsspec" not in sys.modules
 print(through[0])
 """
 

@@ -9,8 +9,11 @@ from typing import Final
 
 from costguard.checkpoints.demotion import demote, release
 from costguard.checkpoints.expiry import expire
+from costguard.checkpoints.faults import StoreError
 from costguard.checkpoints.inventory import Record
 from costguard.checkpoints.room import Room
+from costguard.checkpoints.stripping import strip
+from costguard.checkpoints.weights import WholeError
 from costguard.policies.retention import Decision, Move
 
 _LAST: Final = re.compile(r"last.*\.ckpt")
@@ -29,7 +32,7 @@ def carry_out(room: Room, decision: Decision, pointers: Iterable[str] = ()) -> s
         Why it stays where it is all the same, `None` if it was done or there was nothing to do.
 
     Raises:
-        CheckpointError: If it could not be done; nothing is lost by it.
+        CheckpointError: If it could not be done; nothing is lost by it. What cannot be stripped moves whole first.
     """
     record = next((r for r in room.inventory.records() if r.id == decision.id), None)
     if record is None or decision.move is Move.KEEP:
@@ -41,10 +44,32 @@ def carry_out(room: Room, decision: Decision, pointers: Iterable[str] = ()) -> s
         expire(room, record.id)
     elif room.store is None:
         return "there is no cold store"
-    elif record.tier != "cold":
+    elif decision.move is Move.STRIP:
+        _strip(room, record)
+    else:
+        _demote(room, record)
+    return None
+
+
+def _demote(room: Room, record: Record) -> None:
+    if record.tier != "cold":
         demote(room, record.id)
         release(room, record.id)
-    return None
+
+
+def _strip(room: Room, record: Record) -> None:
+    """Leave its optimizer state away; where that cannot be, what is hot moves whole, so that its disk gets free."""
+    try:
+        if not strip(room, record.id).stripped:
+            _demote(room, record)
+    except WholeError:
+        _demote(room, record)
+        raise
+    except StoreError as error:
+        if error.kind != "full":
+            raise
+        _demote(room, record)
+        raise WholeError(str(error), lasting=False) from error
 
 
 def why_it_stays(room: Room, record: Record, pointers: Iterable[str] = ()) -> str | None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import pickletools
 from collections.abc import Iterator
+from typing import Any
 
 from costguard.checkpoints.digest import Digest, expected_etag, part_bytes_for
 from costguard.checkpoints.faults import CheckpointError, MismatchError, RefusedError
@@ -40,7 +41,7 @@ def demote(room: Room, id: str) -> Record:
         attempt = room.new_id()
         record = room.inventory.update(record, state="demoting", attempt=attempt, problem="")
         try:
-            manifest = _upload(room, record, attempt)
+            manifest = upload(room, record, attempt)
             return commit(room, record, manifest)
         except Exception as error:
             _give_up(room, record, attempt, error)
@@ -172,8 +173,23 @@ def shards_in(metadata: bytes) -> set[str]:
     return found
 
 
-def _upload(room: Room, record: Record, attempt: str) -> Manifest:
-    """Send every file and verify it; the manifest of what the store holds now."""
+def upload(room: Room, record: Record, attempt: str, source: str | None = None) -> Manifest:
+    """Send every file and verify it.
+
+    Args:
+        room: The run's checkpoints.
+        record: The checkpoint.
+        attempt: Name of this upload.
+        source: Where its files lie, its path if `None`.
+
+    Returns:
+        The manifest of what the store holds now.
+
+    Raises:
+        RefusedError: If the files are not those of the record's fingerprint.
+        MismatchError: If the store does not hold what was sent.
+    """
+    source = source or record.path
     name = os.path.basename(record.path)
     level = Level.CONTENT
     entries: list[FileEntry] = []
@@ -181,11 +197,11 @@ def _upload(room: Room, record: Record, attempt: str) -> Manifest:
     for fact in record.fingerprint:
         if fact.kind == "file":
             key = prefix + (fact.path or name)
-            entry = _send(room, record.path, fact, key)
+            entry = _send(room, source, fact, key)
             level = min(level, verify(room, key, entry, room.required))
             entries.append(entry)
-    if room.files.scan(record.path) != record.fingerprint:
-        raise RefusedError(f"{record.path} was changed while it was being copied; nothing was moved.")
+    if room.files.scan(source) != record.fingerprint:
+        raise RefusedError(f"{source} was changed while it was being copied; nothing was moved.")
     return _manifest(room, record, attempt, entries, level)
 
 
@@ -212,7 +228,7 @@ def _send(room: Room, root: str, fact: FileFact, key: str) -> FileEntry:
     path = os.path.join(root, fact.path) if fact.path else root
     part_bytes = part_bytes_for(fact.size, room.part_bytes)
     digest = Digest()
-    parts = digest.watch(room.pace.parts(_parts(room, path, fact.size, part_bytes)))
+    parts = digest.watch(room.pace.parts(parts_of(room, path, 0, fact.size, part_bytes)))
     room.cold.put(key, parts, fact.size)
     return FileEntry(
         path=fact.path,
@@ -224,10 +240,15 @@ def _send(room: Room, root: str, fact: FileFact, key: str) -> FileEntry:
     )
 
 
-def _parts(room: Room, path: str, size: int, part_bytes: int) -> Iterator[bytes]:
-    for start in range(0, max(size, 1), part_bytes):
-        wanted = min(part_bytes, size - start)
-        part = room.files.read(path, start, wanted) if wanted else b""
+def parts_of(room: Room, path: str, start: int, end: int, part_bytes: int) -> Iterator[bytes]:
+    """The bytes of a file from `start` up to but not including `end`, in parts, at least one.
+
+    Raises:
+        RefusedError: If it is shorter than that.
+    """
+    for at in range(start, max(end, start + 1), part_bytes):
+        wanted = min(part_bytes, end - at)
+        part = room.files.read(path, at, wanted) if wanted else b""
         if len(part) != wanted:
             raise RefusedError(f"{path} was cut while it was being copied; nothing was moved.")
         yield part
@@ -266,7 +287,19 @@ def verify(room: Room, key: str, entry: FileEntry, wanted: Level) -> Level:
 
 
 def commit(room: Room, record: Record, manifest: Manifest) -> Record:
+    """Write the manifest unless there is one, and note what is there then.
+
+    Raises:
+        MismatchError: If another attempt has committed other bytes.
+    """
+    return committed_record(room, record, *create_manifest(room, record, manifest))
+
+
+def create_manifest(room: Room, record: Record, manifest: Manifest) -> tuple[Manifest, str]:
     """Write the manifest unless there is one, and believe what is there then.
+
+    Returns:
+        The manifest that is there, of another attempt perhaps, and its hash.
 
     Raises:
         MismatchError: If another attempt has committed other bytes.
@@ -281,21 +314,21 @@ def commit(room: Room, record: Record, manifest: Manifest) -> Record:
             raise MismatchError(f"{record.id}: another attempt has committed other bytes; the hot copy stays.")
         check_cold(room, record, written)
         drop_attempt(room, record.id, manifest.attempt)
-    return committed_record(room, record, written, sha256)
+    return written, sha256
 
 
-def committed_record(room: Room, record: Record, manifest: Manifest, sha256: str) -> Record:
-    """Note that a cold copy is committed."""
-    return room.inventory.update(
-        record,
-        state="both",
-        attempt=None,
-        cold_since_ns=manifest.put_ns,
-        manifest_sha256=sha256,
-        level=manifest.level,
-        storage_class=manifest.storage_class,
-        problem="",
-    )
+def committed_record(room: Room, record: Record, manifest: Manifest, sha256: str, **changes: Any) -> Record:
+    """Note that a cold copy is committed, and other changes with it."""
+    noted: dict[str, Any] = {
+        "state": "both",
+        "attempt": None,
+        "cold_since_ns": manifest.put_ns,
+        "manifest_sha256": sha256,
+        "level": manifest.level,
+        "storage_class": manifest.storage_class,
+        "problem": "",
+    }
+    return room.inventory.update(record, **{**noted, **changes})
 
 
 def _give_up(room: Room, record: Record, attempt: str, error: Exception) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 
 from costguard.checkpoints.demotion import empty_trash
-from costguard.checkpoints.faults import CheckpointError
+from costguard.checkpoints.faults import CheckpointError, RefusedError
 from costguard.checkpoints.inventory import Record
 from costguard.checkpoints.restore import temp_gone
 from costguard.checkpoints.room import Room, unprotected
@@ -25,6 +25,8 @@ def expire(room: Room, id: str) -> None:
     """
     with room.hold():
         record = room.inventory.get(id)
+        if record.state == "stripping":
+            raise RefusedError(f"checkpoint {id} is being made of {record.stripped_from}; recover first.")
         if record.state != "expiring":
             unprotected(room, record)
             record = room.inventory.update(record, state="expiring")

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -85,6 +86,10 @@ class HotFiles:
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
         finally:
             os.close(handle)
+
+    def lend(self, path: str, reader: Callable[[str], Any]) -> Any:
+        """Have a file read by what wants its path, such as a loader that maps it; what the reader returns."""
+        return reader(path)
 
     def write(self, path: str, data: bytes) -> None:
         """Write a whole small file, its bytes flushed to the disk."""

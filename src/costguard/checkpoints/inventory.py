@@ -18,7 +18,7 @@ SCHEMA = 1
 EVENTS = "events"
 """What happened to runs rather than to checkpoints; not `.json`, which the records are."""
 
-State = Literal["hot", "demoting", "both", "releasing", "cold", "restoring", "expiring"]
+State = Literal["hot", "demoting", "both", "releasing", "cold", "restoring", "stripping", "expiring"]
 _TIERS: Final[dict[str, Tier]] = {
     "hot": "hot",
     "demoting": "hot",
@@ -26,6 +26,7 @@ _TIERS: Final[dict[str, Tier]] = {
     "releasing": "cold",
     "cold": "cold",
     "restoring": "cold",
+    "stripping": "cold",
     "expiring": "cold",
 }
 
@@ -59,6 +60,9 @@ class Record:
         storage_class: Class of its cold copy.
         problem: What went wrong last, empty if nothing did.
         run: The training that it belongs to, restarts included.
+        stripped: Whether its optimizer state was left away.
+        stripped_from: Id of the checkpoint that it was made from by that.
+        kept_whole: Why its optimizer state cannot be left away, empty as long as that was not tried in vain.
         origin: Where a checkpoint that was found in the cold store says it was; shown, never written to.
         tags: The run's labels at the save, its stage among them.
         reads: How many times it was brought back from its cold copy.
@@ -90,6 +94,9 @@ class Record:
     storage_class: str | None = None
     problem: str = ""
     run: str = ""
+    stripped: bool = False
+    stripped_from: str | None = None
+    kept_whole: str = ""
     origin: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
     reads: int = 0
@@ -124,11 +131,14 @@ class Record:
             size_bytes=self.size_bytes,
             tier=self.tier,
             cold_since_ns=self.cold_since_ns,
-            complete=self.complete,
+            # What is being made of another one is no checkpoint yet: that one is.
+            complete=self.complete and self.state != "stripping",
             pinned=self.pinned,
             resumed_from=self.resumed_from,
             released=self.released,
             stage_end=self.stage_end,
+            stripped=self.stripped,
+            strippable=not self.kept_whole,
             run=self.run,
             tags=self.tags,
         )
@@ -164,6 +174,7 @@ def _unreadable() -> Record:
 
 FACTS: Final = (
     *("step", "saved_ns", "epochs", "tokens", "metrics", "stage_end", "complete", "order", "pinned", "run", "tags"),
+    *("stripped", "stripped_from"),
 )
 """What a manifest repeats of a record, so that a run can be rebuilt from its cold store alone."""
 
@@ -251,7 +262,7 @@ class Inventory:
         folder, name = os.path.split(os.path.abspath(path))
         folder = self._files.real(folder)
         places = (os.path.join(folder, name), self._files.real(path))
-        records = [r for r in self.records() if r.state != "expiring"]
+        records = [r for r in self.records() if r.state not in ("expiring", "stripping")]
         named = [r for r in records if r.path in places]
         linked = [r for r in records if os.path.dirname(r.path) == folder and name in r.aliases]
         found = named or linked

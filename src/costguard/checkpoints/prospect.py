@@ -21,7 +21,8 @@ class Prospect:
     """Exact dollars and hours of one decision; each is `None` where a price it needs is unknown.
 
     Args:
-        usd_saved_per_month: What 30 days cost less from then on.
+        usd_saved_per_month: What 30 days cost less from then on; `None` too of what is stripped, as nobody knows how
+            small it gets.
         usd_fee: What carrying it out costs once: requests, or the rest of a minimum duration.
         read_usd: What bringing it back once would cost then, egress apart; `None` too where nothing is left.
         restore_hours: Hours until that could begin; `None` too where nothing is left.
@@ -99,9 +100,11 @@ def prospect(decision: Decision, record: Record, tiers: Tiers, now_ns: int) -> P
         read, hours = _NOTHING, 0.0
     if decision.move is Move.EXPIRE:
         read, hours = None, None
+    if decision.move is Move.STRIP:
+        read = None
     return Prospect(
         usd_saved_per_month=_saved(decision.move, record, tiers),
-        usd_fee=_fee(decision.move, record, tiers, now_ns),
+        usd_fee=decision.usd_fee if decision.move is Move.STRIP else _fee(decision.move, record, tiers, now_ns),
         read_usd=read,
         restore_hours=hours,
     )
@@ -112,6 +115,8 @@ def _saved(move: Move, record: Record, tiers: Tiers) -> Fraction | None:
     cold = tiers.cold.month_usd(record.size_bytes) if tiers.cold else None
     if move is Move.KEEP:
         return _NOTHING
+    if move is Move.STRIP:
+        return None
     if move is Move.DEMOTE:
         return hot if record.tier == "both" or hot is None else None if cold is None else hot - cold
     return total([hot if record.tier != "cold" else _NOTHING, cold if record.tier != "hot" else _NOTHING])

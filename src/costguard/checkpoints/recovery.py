@@ -15,6 +15,7 @@ from costguard.checkpoints.faults import CheckpointError, MismatchError, Refused
 from costguard.checkpoints.inventory import Record
 from costguard.checkpoints.restore import abandon_restore, finish_restore
 from costguard.checkpoints.room import Room, drop_attempt, unprotected
+from costguard.checkpoints.stripping import go_on
 
 GRACE_S: Final = timedelta(days=1).total_seconds()
 
@@ -120,6 +121,10 @@ def _restoring(room: Room, record: Record, told: Recovery) -> None:
         told.interrupted.append(record.id)
 
 
+def _stripping(room: Room, record: Record, told: Recovery) -> None:
+    told.done.append(go_on(room, record))
+
+
 def _expiring(room: Room, record: Record, told: Recovery) -> None:
     finish_expiry(room, record)
     told.done.append(f"{record.id}: it is deleted")
@@ -129,6 +134,7 @@ _STEPS: Final[dict[str, Callable[[Room, Record, Recovery], None]]] = {
     "demoting": _demoting,
     "releasing": _releasing,
     "restoring": _restoring,
+    "stripping": _stripping,
     "expiring": _expiring,
 }
 

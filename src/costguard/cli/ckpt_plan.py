@@ -14,6 +14,7 @@ from costguard.checkpoints.faults import CheckpointError, StoreError
 from costguard.checkpoints.prospect import Planned, planned, total
 from costguard.checkpoints.recovery import recover
 from costguard.checkpoints.room import Room
+from costguard.checkpoints.weights import WholeError
 from costguard.cli.ckpt_room import (
     FAILED,
     OK,
@@ -174,7 +175,7 @@ def _apply(arguments: argparse.Namespace) -> int:
         room = open_checkpoints(arguments)
         retention, tiers = _wanted(room, arguments)
         data = {**_data(room, retention, planned(room, retention, tiers)), "done": False}
-        work = data["totals"]["demote"] + data["totals"]["expire"]
+        work = sum(data["totals"][move.value] for move in Move if move is not Move.KEEP)
         tell(arguments, data, _text(data) + ("\n--yes does it" if work else "\nthere is nothing to do"))
         return OK
     return _act(arguments)
@@ -201,9 +202,9 @@ def _act(arguments: argparse.Namespace) -> int:
 
 
 def _carry_out(room: Room, plans: Sequence[Planned]) -> dict[str, str]:
-    """Do it; by id why one stays where it is. A store that failed once is not asked again."""
+    """Do it; by id why one stays as it is. What failed of a store, or was refused by torch, is not tried with others."""
     stays: dict[str, str] = {}
-    failed = ""
+    failed = refused = ""
     pointers = restart_files(room)
     for each in (p for p in plans if p.decision.move is not Move.KEEP):
         moves = each.decision.move is Move.DEMOTE and each.record.tier == "hot"
@@ -211,11 +212,14 @@ def _carry_out(room: Room, plans: Sequence[Planned]) -> dict[str, str]:
         try:
             if failed:
                 raise CheckpointError(f"not tried after: {failed}")
+            if refused and each.decision.move is Move.STRIP:
+                raise CheckpointError(f"not tried after: {refused}")
             with progress(room, f"{each.decision.move.value} step {each.record.step}", size):
                 why = carry_out(room, each.decision, pointers)
         except CheckpointError as error:
             why = str(error)
             failed = failed or (why if isinstance(error, StoreError) else "")
+            refused = refused or (why if isinstance(error, WholeError) and not error.lasting else "")
         if why is not None:
             stays[each.record.id] = why
     return stays

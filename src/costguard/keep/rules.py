@@ -39,6 +39,8 @@ class Checkpoint:
         resumed_from: Whether this run was resumed from it.
         released: Whether the user's own `ModelCheckpoint` has let it go.
         stage_end: Name of the stage that it ends, `None` if it ends none.
+        stripped: Whether its optimizer state was left away.
+        strippable: Whether that may be done; `False` once it was found to have none that could be left away.
         run: The training that it belongs to, restarts included; each run has its newest, its last and its best.
         tags: The run's labels at the save, its stage among them.
     """
@@ -59,6 +61,8 @@ class Checkpoint:
     resumed_from: bool = False
     released: bool = False
     stage_end: str | None = None
+    stripped: bool = False
+    strippable: bool = True
     run: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
 

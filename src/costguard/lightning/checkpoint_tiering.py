@@ -15,6 +15,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from costguard.checkpoints.cabinet import leave_word, open_room, remember_policy
 from costguard.checkpoints.faults import CheckpointError, scrub_url
 from costguard.checkpoints.room import new_id
+from costguard.checkpoints.stripping import check_resumable
 from costguard.errors import ConfigError, config_error, warn
 from costguard.keep import Rule
 from costguard.lightning import private
@@ -304,9 +305,12 @@ class CheckpointTiering(Callback):
     def _bring_back(self, trainer: Trainer, path: str) -> None:
         if self._moves is None:
             return
+        fitting = trainer.state.fn == TrainerFn.FITTING and not os.path.basename(path).startswith(".")
+        if fitting:
+            check_resumable(self._moves.room.inventory.find(path))
         record = self._moves.bring_back(path, self._settings.finish_timeout)
-        scratch = os.path.basename(path).startswith(".")
-        if record is not None and trainer.state.fn == TrainerFn.FITTING and not scratch:
+        if record is not None and fitting:
+            check_resumable(record)
             self._moves.resumed_from(record)
 
 

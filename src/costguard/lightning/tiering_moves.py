@@ -18,6 +18,7 @@ from costguard.checkpoints.pace import TransferThread
 from costguard.checkpoints.recovery import recover
 from costguard.checkpoints.restore import restore
 from costguard.checkpoints.room import Room, new_id
+from costguard.checkpoints.weights import WholeError
 from costguard.errors import warn
 from costguard.keep import History
 from costguard.lightning.checkpoint_figures import CheckpointFigures
@@ -25,7 +26,7 @@ from costguard.lightning.tiering_settings import Settings
 from costguard.policies.disk import quota_within
 from costguard.policies.retention import Decision, Move, Retention, plan
 
-_UNDER_WAY: Final = ("demoting", "releasing", "expiring")
+_UNDER_WAY: Final = ("demoting", "releasing", "stripping", "expiring")
 _EARLIER: WeakValueDictionary[str, TransferThread] = WeakValueDictionary()
 """Of each folder the thread that last moved its checkpoints: what a training has left goes on while another begins."""
 
@@ -239,15 +240,19 @@ class Moves:
         record = next((r for r in self.room.inventory.records() if r.id == decision.id), None)
         if record is None:
             return True
+        if decision.move is Move.STRIP and not self._told.isdisjoint(("strip", record.id)):
+            decision = replace(decision, move=Move.DEMOTE)  # it would be read for nothing at each plan
         try:
             if carry_out(self.room, decision, self._pointers()) is None and decision.move is Move.EXPIRE:
                 self.deleted.append(record.size_bytes)
         except StoreError as error:
             self._say(error.kind, f"checkpoints stay on the hot disk for now, and are moved later: {error}")
             return False
+        except WholeError as error:
+            self._say("whole" if error.lasting else "strip", f"checkpoints: step {record.step}: {error}")
         except CheckpointError as error:
             # One that was overwritten meanwhile is another checkpoint now.
-            if self.room.inventory.there(record):
+            if decision.move is Move.STRIP or self.room.inventory.there(record):
                 self._say(record.id, f"checkpoints: step {record.step} stays where it is: {error}")
         return True
 

@@ -76,7 +76,8 @@ def project(
     now_ns = max((c.saved_ns for c in checkpoints), default=0)
     decided = plan(History(checkpoints=checkpoints), retention, now_ns, tiers)
     hot = sum(d.move is Move.KEEP for d in decided)
-    cold = sum(d.move is Move.DEMOTE for d in decided)
+    # How small a stripped one gets is not known before it is done: it counts in full.
+    cold = sum(d.move in (Move.DEMOTE, Move.STRIP) for d in decided)
     hot_bytes = None if bytes_per_save is None else hot * bytes_per_save
     cold_bytes = None if bytes_per_save is None else cold * bytes_per_save
     return Projection(

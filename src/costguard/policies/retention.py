@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from datetime import datetime, timezone
+from datetime import date, datetime, timezone
 from enum import Enum
 from fractions import Fraction
 from typing import Any, Final, Literal
 
 from costguard.errors import CostguardError, config_error
 from costguard.keep import Checkpoint, History, Rule, parse
-from costguard.prices.storage import DAY_NS, StorageClass
+from costguard.prices.storage import DAY_NS, DAYS_PER_MONTH, StorageClass
 from costguard.units import format_money
 
 VERSION: Final = 1
@@ -24,6 +24,7 @@ class Move(str, Enum):
     KEEP = "keep"
     DEMOTE = "demote"
     EXPIRE = "expire"
+    STRIP = "strip"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +38,8 @@ class Retention:
         expire_after_ns: Nanoseconds after the save at which what no rule keeps is deleted everywhere; never if `None`.
         failed_expire_after_ns: The same for a run that failed, `None` for no difference.
         tagged_expire_after_ns: The same by tag of the run, `name` or `name=value`; the shortest that fits holds.
+        strip_after_ns: Nanoseconds after the save at which what no rule keeps is kept without its optimizer state, in
+            the cold tier; never if `None`.
         hot_quota_bytes: Bytes on the hot disk above which also what a rule keeps is demoted, the oldest first.
         keep_hot: So many of the newest complete checkpoints never leave the hot disk, >= 1.
 
@@ -49,13 +52,14 @@ class Retention:
     expire_after_ns: int | None = None
     failed_expire_after_ns: int | None = None
     tagged_expire_after_ns: Mapping[str, int] = field(default_factory=dict)
+    strip_after_ns: int | None = None
     hot_quota_bytes: int | None = None
     keep_hot: int = 1
 
     def __post_init__(self) -> None:
         if self.demote not in ("rest", "none"):
             raise config_error(f"Retention(demote={self.demote!r}): expected 'rest' or 'none'.")
-        for option in ("expire_after_ns", "failed_expire_after_ns", "hot_quota_bytes"):
+        for option in ("expire_after_ns", "failed_expire_after_ns", "strip_after_ns", "hot_quota_bytes"):
             value = getattr(self, option)
             if value is not None and value < 0:
                 raise config_error(f"Retention({option}={value!r}): expected at least 0.")
@@ -158,7 +162,7 @@ def plan(history: History, retention: Retention, now_ns: int, tiers: Tiers | Non
     Rules hold for each run by itself, the hot disk's quota for all.
     Unfinished or foreign checkpoints, the newest complete ones, the one resumed from and pinned ones never go.
     An expiry that would be billed anyway is put off until it is free, and a move that costs more than it saves
-    is not made.
+    is not made; so is leaving the optimizer state away.
 
     Args:
         history: Every known checkpoint.
@@ -221,6 +225,12 @@ def _rest(c: Checkpoint, retention: Retention, life_ns: int | None, now_ns: int,
     """What no rule keeps: it expires, is demoted, or stays where it is."""
     if life_ns is not None and now_ns - c.saved_ns >= life_ns:
         return _expire(c, now_ns, tiers)
+    left_ns = None if life_ns is None else life_ns - (now_ns - c.saved_ns)
+    if _is_due_for_stripping(c, retention, now_ns, tiers):
+        stripped = _strip(c, left_ns, now_ns, tiers)
+        # What is not stripped now and still hot moves whole.
+        if stripped.move is Move.STRIP or c.tier == "cold":
+            return stripped
     if c.tier == "cold":
         return Decision(id=c.id, move=Move.KEEP, rule="rest", reason="it is cold already")
     if retention.demote == "none" or not tiers.has_cold:
@@ -228,7 +238,6 @@ def _rest(c: Checkpoint, retention: Retention, life_ns: int | None, now_ns: int,
         if released.move is Move.EXPIRE:
             return released
         return Decision(id=c.id, move=Move.KEEP, rule="rest", reason="nothing is demoted")
-    left_ns = None if life_ns is None else life_ns - (now_ns - c.saved_ns)
     return _demote(c, left_ns, tiers)
 
 
@@ -240,9 +249,66 @@ def _expire(c: Checkpoint, now_ns: int, tiers: Tiers) -> Decision:
     if fee == 0:
         return replace(expired, usd_fee=fee, usd_saved_per_month=tiers.cold.month_usd(c.size_bytes))
     free_at_ns = tiers.cold.free_at_ns(c.cold_since_ns)
-    day = datetime.fromtimestamp(-(-free_at_ns // DAY_NS) * DAY_NS // 10**9, timezone.utc).date()
-    reason = f"put off: deleted on {day} it is free, now it costs {format_money(fee)}"
+    reason = f"put off: deleted on {_day(free_at_ns)} it is free, now it costs {format_money(fee)}"
     return Decision(id=c.id, move=Move.KEEP, rule="deferred", reason=reason, usd_fee=fee, free_at_ns=free_at_ns)
+
+
+def _day(at_ns: int) -> date:
+    """The first day (UTC) that begins at an instant or after it."""
+    return datetime.fromtimestamp(-(-at_ns // DAY_NS) * DAY_NS // 10**9, timezone.utc).date()
+
+
+def _is_due_for_stripping(c: Checkpoint, retention: Retention, now_ns: int, tiers: Tiers) -> bool:
+    if retention.strip_after_ns is None or c.stripped or not c.strippable:
+        return False
+    moves = tiers.has_cold and retention.demote == "rest"
+    return moves and now_ns - c.saved_ns >= retention.strip_after_ns
+
+
+def _strip(c: Checkpoint, left_ns: int | None, now_ns: int, tiers: Tiers) -> Decision:
+    """Leave its optimizer state away, unless the fees alone are more than all that its storage costs until its end.
+
+    How small it gets is not known before it is done, so nothing is assumed of it.
+    """
+    stripped = Decision(
+        id=c.id,
+        move=Move.STRIP,
+        rule="strip_optimizer_after",
+        reason="no rule keeps it, and it is old enough to do without its optimizer state",
+    )
+    cold, here = tiers.cold, tiers.hot if c.tier == "hot" else tiers.cold
+    if cold is not None and c.tier == "cold" and cold.restore_hours:
+        reason = f"it keeps its optimizer state: what is in {cold.name} cannot be read at once"
+        return replace(stripped, move=Move.KEEP, rule="archived", reason=reason)
+    if cold is None or here is None or c.size_bytes is None:
+        return stripped
+    put = cold.put_usd(_requests(c.size_bytes, tiers))
+    fee = (put or Fraction(0)) + (cold.read_usd(c.size_bytes) if c.tier == "cold" else 0)
+    # What is left of a cold copy's minimum is billed anyway: until it is over, stripping saves nothing.
+    wait_ns = 0 if c.cold_since_ns is None else max(0, cold.free_at_ns(c.cold_since_ns) - now_ns)
+    if left_ns is not None:
+        most = here.month_usd(c.size_bytes) * max(0, left_ns - wait_ns) / (DAYS_PER_MONTH * DAY_NS)
+        if most <= fee:
+            days = f"within the {left_ns / DAY_NS:.1f} days it has left"
+            reason = f"leaving its optimizer state away costs {format_money(fee)} and would not pay {days}"
+            return replace(stripped, move=Move.KEEP, rule="break_even", reason=reason, usd_fee=fee)
+    if wait_ns:
+        return _put_off(replace(stripped, usd_fee=fee), c, cold, now_ns)
+    return replace(stripped, usd_fee=None if put is None else fee)
+
+
+def _put_off(stripped: Decision, c: Checkpoint, cold: StorageClass, now_ns: int) -> Decision:
+    """Strip it when its full copy may go for nothing."""
+    put_ns, fee = c.cold_since_ns or 0, stripped.usd_fee or Fraction(0)
+    free_at_ns, now = cold.free_at_ns(put_ns), fee + cold.early_usd(c.size_bytes or 0, now_ns - put_ns)
+    told = f"stripped on {_day(free_at_ns)} it costs {format_money(fee)}, now {format_money(now)}"
+    reason = f"put off: {told}"
+    return replace(stripped, move=Move.KEEP, rule="deferred", reason=reason, usd_fee=now, free_at_ns=free_at_ns)
+
+
+def _requests(size_bytes: int, tiers: Tiers) -> int:
+    """Writing requests of a copy of so many bytes."""
+    return -(-size_bytes // tiers.part_bytes) + 2
 
 
 def _demote(c: Checkpoint, left_ns: int | None, tiers: Tiers) -> Decision:
@@ -252,7 +318,7 @@ def _demote(c: Checkpoint, left_ns: int | None, tiers: Tiers) -> Decision:
         return replace(demoted, reason="no rule keeps it hot and its cold copy is there")
     if tiers.hot is None or tiers.cold is None or c.size_bytes is None:
         return demoted
-    requests = -(-c.size_bytes // tiers.part_bytes) + 2
+    requests = _requests(c.size_bytes, tiers)
     saved = tiers.hot.month_usd(c.size_bytes) - tiers.cold.month_usd(c.size_bytes)
     fee = tiers.cold.put_usd(requests)
     unknown = "" if fee is not None else f"; what {tiers.cold.name} asks for its {requests} requests is unknown"
