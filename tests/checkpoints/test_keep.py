@@ -165,6 +165,7 @@ def test_rules_join_and_the_first_that_keeps_is_named() -> None:
         (lambda: any_of([]), "at least one rule"),
         (lambda: Retention(demote="all"), "demote='all'"),  # type: ignore[arg-type]
         (lambda: Retention(keep_hot=0), "keep_hot=0"),
+        (lambda: Retention(strip_after_ns=-1), "strip_after_ns=-1"),
     ],
 )
 def test_a_bad_rule_is_said_in_one_sentence(make: Any, says: str) -> None:
@@ -299,6 +300,122 @@ def test_with_no_cold_store_nothing_is_demoted() -> None:
     assert set(moves(saved(1, 2, 3), tiers=Tiers(has_cold=False), keep=last(1)).values()) == {"keep"}
 
 
+# -- without optimizer state ---------------------------------------------------------------------------------------
+
+PUT_NS = 1_767_225_600 * 10**9  # 2026-01-01
+FORTNIGHT = {"strip_after_ns": 14 * DAY_NS}
+
+
+def aged(tier: str, **more: Any) -> Checkpoint:
+    """84 GB, saved and, unless hot, demoted on the first of January."""
+    since = None if tier == "hot" else PUT_NS
+    facts = {"saved_ns": PUT_NS, "size_bytes": 84 * 10**9, "tier": tier, "cold_since_ns": since}
+    return Checkpoint(id="old", step=1, **{**facts, **more})
+
+
+@pytest.mark.parametrize("tier", ["hot", "both", "cold"])
+@pytest.mark.parametrize(
+    "tiers", [Tiers(), Tiers(hot=storage_class("ebs:gp3"), cold=STANDARD)], ids=["unpriced", "priced"]
+)
+def test_what_no_rule_keeps_is_stripped_when_it_is_old_enough(tier: str, tiers: Tiers) -> None:
+    """To the nanosecond, in whatever tier it is; before, it is demoted or stays as ever."""
+    young = decision(aged(tier), PUT_NS + 14 * DAY_NS - 1, tiers, **FORTNIGHT)
+    assert young.move is (Move.KEEP if tier == "cold" else Move.DEMOTE)
+    due = decision(aged(tier), PUT_NS + 14 * DAY_NS, tiers, **FORTNIGHT)
+    assert (due.move, due.rule) == (Move.STRIP, "strip_optimizer_after")
+    assert due.usd_fee == (None if tiers.cold is None else STANDARD.put_usd(5009))
+
+
+@pytest.mark.parametrize(
+    ("facts", "wanted"),
+    [
+        ({"stripped": True}, {}),
+        ({"strippable": False}, {}),
+        ({"pinned": True}, {}),
+        ({"resumed_from": True}, {}),
+        ({"complete": False}, {}),
+        ({"ours": False}, {}),
+        ({}, {"strip_after_ns": None}),
+        ({}, {"demote": "none"}),
+    ],
+    ids=str,
+)
+def test_what_is_never_stripped(facts: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Not again, not in vain, not what a guard holds, and not unasked."""
+    for tier in ("hot", "cold"):
+        c = aged(tier, **facts)
+        made = decision(c, PUT_NS + 400 * DAY_NS, Tiers(), **{**FORTNIGHT, **wanted})
+        assert made.move is not Move.STRIP
+
+
+def test_only_where_there_is_a_cold_store_and_no_rule_keeps_it() -> None:
+    """What a rule keeps, the newest, and what has nowhere to go keep their optimizer state."""
+    checkpoints = saved(10, 20, 30)
+    now_ns = WEEK_1 + 30 * DAY_NS
+    assert moves(checkpoints, now_ns, keep=every(steps=20), **FORTNIGHT) == {
+        "c10": "strip",
+        "c20": "keep",
+        "c30": "keep",
+    }
+    alone = moves(checkpoints, now_ns, Tiers(has_cold=False), keep=every(steps=20), **FORTNIGHT)
+    assert set(alone.values()) == {"keep"}
+
+
+def test_expiring_comes_before_stripping() -> None:
+    """What is to go is not made smaller first, also where its going is put off."""
+    wanted = {**FORTNIGHT, "expire_after_ns": 14 * DAY_NS}
+    assert decision(aged("cold"), PUT_NS + 14 * DAY_NS, Tiers(), **wanted).move is Move.EXPIRE
+    put_off = decision(aged("cold"), PUT_NS + 14 * DAY_NS, Tiers(cold=IR), **wanted)
+    assert (put_off.rule, put_off.reason) == (
+        "deferred",
+        "put off: deleted on 2026-04-01 it is free, now it costs $0.8512",
+    )
+
+
+def test_stripping_waits_until_the_full_copy_may_go_for_nothing() -> None:
+    """The rest of the minimum is billed whether it goes or stays: the free day and both prices are named."""
+    tiers = Tiers(hot=STANDARD, cold=IR)
+    early = decision(aged("cold"), PUT_NS + 30 * DAY_NS, tiers, **FORTNIGHT)
+    read = 84 * IR.read_usd(10**9) + (IR.put_usd(5009) or 0)
+    assert (early.move, early.rule, early.free_at_ns) == (Move.KEEP, "deferred", PUT_NS + 90 * DAY_NS)
+    assert early.usd_fee == read + 84 * IR.month_usd(10**9) * 2
+    assert early.reason == "put off: stripped on 2026-04-01 it costs $2.62, now $3.29"
+    due = decision(aged("cold"), PUT_NS + 90 * DAY_NS, tiers, **FORTNIGHT)
+    assert (due.move, due.usd_fee) == (Move.STRIP, read)
+
+
+def test_what_is_put_off_and_still_hot_is_let_go_there() -> None:
+    """In both tiers: the hot copy goes as ever, and the cold one is stripped when that is free."""
+    tiers = Tiers(hot=STANDARD, cold=IR)
+    assert decision(aged("both"), PUT_NS + 30 * DAY_NS, tiers, **FORTNIGHT).move is Move.DEMOTE
+    assert decision(aged("both"), PUT_NS + 90 * DAY_NS, tiers, **FORTNIGHT).move is Move.STRIP
+
+
+def test_stripping_that_costs_more_than_all_that_is_left_to_pay_is_not_done() -> None:
+    """Reading 84 GB back is 7.8 months of their storage: with less life left it never pays, however small it gets."""
+    tiers = Tiers(hot=STANDARD, cold=IR)
+    now_ns = PUT_NS + 90 * DAY_NS
+    short = decision(aged("cold"), now_ns, tiers, **FORTNIGHT, expire_after_ns=(90 + 233) * DAY_NS)
+    assert (short.move, short.rule) == (Move.KEEP, "break_even")
+    assert (
+        short.reason
+        == "leaving its optimizer state away costs $2.62 and would not pay within the 233.0 days it has left"
+    )
+    longer = decision(aged("cold"), now_ns, tiers, **FORTNIGHT, expire_after_ns=(90 + 234) * DAY_NS)
+    assert longer.move is Move.STRIP
+    # While it waits for the free day it is billed in full, so that time does not count.
+    waiting = decision(aged("cold"), PUT_NS + 30 * DAY_NS, tiers, **FORTNIGHT, expire_after_ns=(90 + 233) * DAY_NS)
+    assert waiting.rule == "break_even"
+
+
+def test_what_must_be_thawed_first_is_not_stripped() -> None:
+    """An archive is not read on the way; what is still hot may be."""
+    tiers = Tiers(hot=STANDARD, cold=storage_class("s3:DEEP_ARCHIVE"))
+    asleep = decision(aged("cold"), PUT_NS + 400 * DAY_NS, tiers, **FORTNIGHT)
+    assert (asleep.move, asleep.rule) == (Move.KEEP, "archived")
+    assert decision(aged("hot"), PUT_NS + 400 * DAY_NS, tiers, **FORTNIGHT).move is Move.STRIP
+
+
 RULES = st.one_of(
     st.builds(last, st.integers(1, 4)),
     st.builds(best, st.just("loss"), st.integers(1, 3), st.sampled_from(["min", "max"])),
@@ -341,7 +458,9 @@ def test_whatever_the_rules_the_newest_complete_one_and_the_pinned_stay(
         for i, fact in enumerate(facts)
     ]
     history = History(checkpoints=checkpoints, anomaly_steps={"": [50]})
-    retention = Retention(keep=any_of(rules), expire_after_ns=life * HOUR_NS, hot_quota_bytes=20)
+    retention = Retention(
+        keep=any_of(rules), expire_after_ns=life * HOUR_NS, strip_after_ns=life * HOUR_NS // 2, hot_quota_bytes=20
+    )
     decided = plan(history, retention, WEEK_1 + hours * HOUR_NS)
     assert [d.id for d in decided] == [c.id for c in checkpoints]
     assert all(d.rule and d.reason for d in decided)
@@ -349,7 +468,7 @@ def test_whatever_the_rules_the_newest_complete_one_and_the_pinned_stay(
     protected = {c.id for c in checkpoints if c.pinned or c.resumed_from or not c.complete}
     complete = history.candidates()
     assert not gone & (protected | {c.id for c in complete[-1:]})
-    expired = {d.id for d in decided if d.move is Move.EXPIRE}
+    expired = {d.id for d in decided if d.move in (Move.EXPIRE, Move.STRIP)}
     assert not expired & any_of(rules).kept(history)
 
 
