@@ -32,3 +32,18 @@ def test_two_ranks_resume_from_a_cold_checkpoint(tmp_path: Path, kind: str) -> N
         shards = [fact.path for fact in folders[0].fingerprint if fact.path.endswith(".distcp")]
         assert len(shards) == 2
     receipt_of(tmp_path / "run")
+
+
+def test_two_ranks_read_a_stripped_folder(tmp_path: Path) -> None:
+    """Shards that real ranks have saved, without their optimizer's: both ranks test with their very weights."""
+    child = start(SCRIPT.with_name("stripped_ranks.py"), tmp_path, "sharded").finish()
+    assert child.code == 0, child.err[-3000:]
+    for rank in (0, 1):
+        said = json.loads((tmp_path / f"rank-{rank}.json").read_text())
+        assert (said["same"], said["changed"]) == (True, True)
+        assert "its optimizer state was left away" in said["fails"]
+    records = room_above(str(tmp_path / "run")).inventory.records()
+    stripped = [r for r in records if r.stripped]
+    assert [r.step for r in stripped] == [1, 2, 3]
+    assert all(r.size_bytes < 0.7 * records[-1].size_bytes for r in stripped)
+    assert {len([f for f in r.fingerprint if f.path.endswith(".distcp")]) for r in stripped} == {2}
