@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crashing import NOW_NS, Died, Fate, Truth, World, tree
+from crashing import NOW_NS, Died, Fate, Truth, World, lightning_file, tree
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -22,10 +22,11 @@ from costguard.checkpoints.inventory import Inventory
 from costguard.checkpoints.recovery import collect, find_orphans, recover
 from costguard.checkpoints.restore import restore
 from costguard.checkpoints.room import Room
+from costguard.checkpoints.stripping import strip, stripped_id
 from costguard.keep import History, every, last
 from costguard.policies.retention import Move, Retention, plan
 
-MOVES: list[Callable[[Room, str], object]] = [demote, release, restore, expire]
+MOVES: list[Callable[[Room, str], object]] = [demote, release, restore, expire, strip]
 FATES = st.builds(Fate, st.integers(1, 60), st.sampled_from(["before", "after", "away"])) | st.builds(Fate)
 PICK = st.integers(0, 50)
 
@@ -50,6 +51,7 @@ class Life(RuleBasedStateMachine):
         """A process: it may die, be refused, or find its store away."""
         world = World(self.root, fate or Fate())
         world.room.now_ns = lambda: self.now_ns
+        world.room.part_bytes = 1 << 10  # of a file, which has optimizer state, several
         try:
             do(world.room)
         except (Died, CheckpointError):
@@ -68,7 +70,7 @@ class Life(RuleBasedStateMachine):
     def hot_alone(self, id: str) -> bool:
         return self.truth.cold(self.root, id) != self.truth.content[id]
 
-    @rule(name=st.integers(0, 4), shards=st.integers(0, 3))
+    @rule(name=st.integers(0, 4), shards=st.sampled_from([0, 0, 1, 3]))
     def save(self, name: int, shards: int) -> None:
         """A name that may have been used before, a file or as many shards as there are ranks."""
         path = self.root / "hot" / f"step={name}.ckpt"
@@ -82,10 +84,13 @@ class Life(RuleBasedStateMachine):
         content = {f"__{rank}_0.distcp": b"%d of %d" % (rank, self.count) for rank in range(shards)}
         if shards:
             path.mkdir()
-        for file, data in (content or {"": b"%d" % self.count}).items():
-            (path / file if file else path).write_bytes(data)
         id = f"id{self.count}"
-        self.truth.content[id] = content or {"": b"%d" % self.count}
+        if not shards:
+            content[""], without = lightning_file(self.count)
+            self.truth.stripped[id] = {"": without}
+        for file, data in content.items():
+            (path / file if file else path).write_bytes(data)
+        self.truth.content[id] = content
         self.truth.path[id] = path.name
         self.room.inventory.adopt(str(path), id, step=name, saved_ns=self.now_ns)
 
@@ -106,11 +111,13 @@ class Life(RuleBasedStateMachine):
             self.room.inventory.pin(id, pinned)
             (self.pinned.add if pinned else self.pinned.discard)(id)
 
-    @rule(fate=FATES, count=st.integers(1, 2), days=st.integers(0, 3))
-    def apply(self, fate: Fate, count: int, days: int) -> None:
+    @rule(fate=FATES, count=st.integers(1, 2), days=st.integers(0, 3), strip_after_ns=st.sampled_from([None, 0]))
+    def apply(self, fate: Fate, count: int, days: int, strip_after_ns: int | None) -> None:
         """Plan, and do what was planned."""
         history = History(checkpoints=[r.as_checkpoint() for r in self.room.inventory.records()])
-        wanted = Retention(keep=last(count) | every(steps=2), expire_after_ns=days * 86_400 * 10**9)
+        life_ns = days * 86_400 * 10**9
+        keep = last(count) | every(steps=2)
+        wanted = Retention(keep=keep, expire_after_ns=life_ns, strip_after_ns=strip_after_ns)
         planned = plan(history, wanted, self.now_ns)
         self.may_be_gone |= {d.id for d in planned if d.move is Move.EXPIRE}
 
@@ -121,6 +128,8 @@ class Life(RuleBasedStateMachine):
                 elif decision.move is Move.DEMOTE:
                     demote(room, decision.id)
                     release(room, decision.id)
+                elif decision.move is Move.STRIP:
+                    strip(room, decision.id)
 
         self.doing(do, fate)
 
@@ -168,14 +177,19 @@ class Life(RuleBasedStateMachine):
             return
         states = {r.id: r.state for r in self.room.inventory.records()}
         for id, content in self.truth.content.items():
-            if id in self.may_be_gone:
+            if not self.may_be_gone.isdisjoint((id, stripped_id(id))):
                 continue
             hot = self.root / "hot" / self.truth.path[id]
             trash = hot.parent / ".costguard-trash" / id
             copies = (tree(hot), tree(trash), self.truth.cold(self.root, id))
-            assert content in copies, (id, states.get(id))
             # A copy that only another machine's list knows is found by its manifest.
-            assert states.get(id, "cold" if copies[2] == content else None) not in (None, "expiring"), id
+            state = states.get(id, "cold" if copies[2] == content else None)
+            if state in (None, "expiring") and id in self.truth.stripped:
+                assert self.truth.cold(self.root, stripped_id(id)) == self.truth.stripped[id], id
+                assert states.get(stripped_id(id)) in ("stripping", "cold"), id
+                continue
+            assert content in copies, (id, state)
+            assert state not in (None, "expiring"), id
 
     @invariant()
     def tidied_up_there_is_nothing_but_copies(self) -> None:

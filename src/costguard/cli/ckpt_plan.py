@@ -202,7 +202,7 @@ def _act(arguments: argparse.Namespace) -> int:
 
 
 def _carry_out(room: Room, plans: Sequence[Planned]) -> dict[str, str]:
-    """Do it; by id why one stays as it is. What failed of a store, or was refused by torch, is not tried with others."""
+    """Do it; by id why one stays as it is. What a store or torch refuses once is not asked of it again."""
     stays: dict[str, str] = {}
     failed = refused = ""
     pointers = restart_files(room)
