@@ -24,6 +24,7 @@ from costguard.checkpoints.expiry import expire
 from costguard.checkpoints.faults import CheckpointError, MismatchError, RefusedError, StoreError
 from costguard.checkpoints.hot import HotFiles
 from costguard.checkpoints.inventory import Record
+from costguard.checkpoints.manifest import Level
 from costguard.checkpoints.recovery import find_orphans, rebuild, recover
 from costguard.checkpoints.restore import check_copy, restore
 from costguard.checkpoints.room import Room
@@ -322,6 +323,19 @@ def test_a_pin_between_a_death_and_its_recovery_holds(room: Room, monkeypatch: p
     room.inventory.pin(id)
     (done,) = recover(room).done
     assert "it is pinned" in done
+    assert_whole(room, id)
+    assert not room.cold.listing("")
+
+
+def test_what_is_not_verified_as_far_as_is_asked_for_replaces_nothing(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The level that lets a hot copy go is the one that lets a full one go."""
+    id = old(room)
+    monkeypatch.setattr("costguard.checkpoints.demotion.verify", lambda *_: Level.SIZE)
+    with pytest.raises(RefusedError, match="verified to level SIZE, and ETAG is asked for"):
+        strip(room, id)
+    monkeypatch.undo()
     assert_whole(room, id)
     assert not room.cold.listing("")
 

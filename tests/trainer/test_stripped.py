@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from costguard import CheckpointTiering, CostguardWarning, fetch
 from costguard.checkpoints.cabinet import room_above
 from costguard.checkpoints.faults import CheckpointError
+from costguard.checkpoints.hot import HotFiles
 from costguard.checkpoints.restore import restore
 from costguard.checkpoints.stripping import strip
 from helpers import LIGHTNING_WARNINGS, Tiny, loader
@@ -52,7 +54,8 @@ class Adam(Tiny):
 def stripping(folder: Path, **options: Any) -> CheckpointTiering:
     """Strips at once what no rule keeps."""
     ours = tiering(folder, **options)
-    ours._retention = replace(ours._retention, strip_after_ns=0)
+    wanted = replace(ours._settings.retention, strip_after_ns=0)
+    ours._settings = replace(ours._settings, retention=wanted)
     return ours
 
 
@@ -137,7 +140,14 @@ def test_what_cannot_be_stripped_moves_whole(tmp_path: Path) -> None:
 
 def test_a_full_disk_demotes_what_it_cannot_strip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no space for the smaller one, the hot disk is not left full: the checkpoint moves whole."""
-    monkeypatch.setattr("costguard.checkpoints.hot.HotFiles.free_bytes", lambda *_: 0)
+    append = HotFiles.append
+
+    def full(files: HotFiles, path: str, data: bytes) -> None:
+        if f"{os.sep}strip-" in path:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        append(files, path, data)
+
+    monkeypatch.setattr(HotFiles, "append", full)
     with pytest.warns(CostguardWarning, match="keeps its optimizer state for now") as told:
         train(tmp_path, saves(tmp_path), stripping(tmp_path), module=Adam())
     assert len([w for w in told if w.category is CostguardWarning]) == 1

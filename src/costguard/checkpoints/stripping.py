@@ -13,7 +13,7 @@ from costguard.checkpoints.expiry import delete_cold, finish_expiry
 from costguard.checkpoints.faults import CheckpointError, MismatchError, RefusedError, StoreError
 from costguard.checkpoints.hot import FileFact, remove_tree
 from costguard.checkpoints.inventory import Record
-from costguard.checkpoints.manifest import Manifest
+from costguard.checkpoints.manifest import Level, Manifest
 from costguard.checkpoints.restore import holds, restore
 from costguard.checkpoints.room import Room, drop_attempt, unprotected
 from costguard.checkpoints.weights import WholeError, check_kind, leave_optimizer_away
@@ -158,7 +158,8 @@ def _finish(room: Room, slim: Record, manifest: Manifest, sha256: str) -> Record
     """Let the full one go, if all of what was committed is there and nothing holds the full one.
 
     Raises:
-        RefusedError: If the full one must stay by now, as it was pinned meanwhile; the stripped one is gone then.
+        RefusedError: If the full one must stay by now, as it was pinned meanwhile, or if the other was not verified as
+            far as is asked for; that is gone then.
         MismatchError: If the stripped one is not all there; the full one stays.
     """
     check_cold(room, slim, manifest)
@@ -166,6 +167,7 @@ def _finish(room: Room, slim: Record, manifest: Manifest, sha256: str) -> Record
     if full is not None and full.state != "expiring":
         try:
             unprotected(room, full)
+            _check_level(room, full, manifest)
         except RefusedError:
             undo(room, slim)
             raise
@@ -176,6 +178,14 @@ def _finish(room: Room, slim: Record, manifest: Manifest, sha256: str) -> Record
     if full is not None:
         finish_expiry(room, full)
     return slim
+
+
+def _check_level(room: Room, full: Record, manifest: Manifest) -> None:
+    if manifest.level < room.required:
+        raise RefusedError(
+            f"checkpoint {full.id} stays whole: what was made of it was verified to level "
+            f"{Level(manifest.level).name}, and {room.required.name} is asked for."
+        )
 
 
 def undo(room: Room, slim: Record) -> None:
