@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import os
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import pytest
+import torch
+from crashing import lightning_file
 from rooms import path_of, saved
 
 from costguard.checkpoints.carrying import carry_out
+from costguard.checkpoints.demotion import demote, release
 from costguard.checkpoints.hot import FileFact
 from costguard.checkpoints.inventory import Record
 from costguard.checkpoints.prospect import Prospect, prospect, total
 from costguard.checkpoints.room import Room
+from costguard.checkpoints.weights import WholeError
 from costguard.policies.retention import Decision, Move, Tiers
 from costguard.prices.storage import DAY_NS, GB, storage_class
 from costguard.units import round_money
@@ -27,7 +32,7 @@ def decided(id: str, move: Move) -> Decision:
     return Decision(id=id, move=move, rule="rest", reason="because")
 
 
-@pytest.mark.parametrize("move", [Move.DEMOTE, Move.EXPIRE])
+@pytest.mark.parametrize("move", [Move.DEMOTE, Move.STRIP, Move.EXPIRE])
 @pytest.mark.parametrize(
     ("held_by", "why"),
     [
@@ -73,6 +78,38 @@ def test_what_nothing_holds_is_moved_and_deleted(room: Room) -> None:
     assert len(room.inventory.records()) == 1
 
 
+@pytest.mark.parametrize("tier", ["hot", "both", "cold"])
+def test_what_is_stripped_is_another_one(room: Room, tier: str) -> None:
+    """In the cold tier, from wherever it was."""
+    whole, without = lightning_file(1)
+    id = saved(room, "a.ckpt", whole)
+    saved(room, "b.ckpt")
+    for move in {"hot": [], "both": [demote], "cold": [demote, release]}[tier]:
+        move(room, id)
+    room.part_bytes = 1000
+    assert carry_out(room, decided(id, Move.STRIP)) is None
+    first = room.inventory.records()[0]
+    assert (first.stripped_from, first.tier, first.size_bytes) == (id, "cold", len(without))
+
+
+@pytest.mark.parametrize(("data", "says"), [(b"text", None), (b"", None), ("refused", "add_safe_globals")])
+def test_what_cannot_be_stripped_moves_whole(room: Room, data: Any, says: str | None) -> None:
+    """The hot disk gets free whether it can be made smaller or not; what a user may do about it is said."""
+    if data == "refused":
+        file = io.BytesIO()
+        torch.save({"state_dict": {}, "optimizer_states": [1], "hparams": os.path.join}, file)
+        data = file.getvalue()
+    id = saved(room, "a.ckpt", data)
+    saved(room, "b.ckpt")
+    room.part_bytes = 1000
+    if says is None:
+        assert carry_out(room, decided(id, Move.STRIP)) is None
+    else:
+        with pytest.raises(WholeError, match=says):
+            carry_out(room, decided(id, Move.STRIP))
+    assert room.inventory.get(id).state == "cold"
+
+
 def of_84_gb(**more: Any) -> Record:
     facts = {"saved_ns": NOW - 10 * DAY_NS, **more}
     return Record(id="a", path="/a", order=1, fingerprint=(FileFact("", "file", 84 * GB),), **facts)
@@ -93,6 +130,7 @@ def cents(found: Prospect) -> tuple[str | None, ...]:
         ("both", Move.EXPIRE, ("2.02", "0.47", None), None),
         ("cold", Move.KEEP, ("0.00", "0.00", "1.68"), 12),
         ("cold", Move.EXPIRE, ("0.08", "0.47", None), None),
+        ("cold", Move.STRIP, (None, "7.00", None), 12),
     ],
 )
 def test_a_decision_is_worth_what_the_two_classes_say(
@@ -100,7 +138,8 @@ def test_a_decision_is_worth_what_the_two_classes_say(
 ) -> None:
     """84 GB: Standard 1.932 a month, Deep Archive 0.083 for 180 days or more, 1606 requests of 0.05 a thousand."""
     cold_since_ns = None if state == "hot" else NOW - 10 * DAY_NS
-    found = prospect(decided("a", move), of_84_gb(state=state, cold_since_ns=cold_since_ns), TIERS, NOW)
+    one = replace(decided("a", move), usd_fee=Fraction(7))
+    found = prospect(one, of_84_gb(state=state, cold_since_ns=cold_since_ns), TIERS, NOW)
     assert cents(found) == expected
     assert found.restore_hours == hours
 

@@ -29,7 +29,7 @@ from costguard.checkpoints.recovery import find_orphans, rebuild, recover
 from costguard.checkpoints.restore import check_copy, restore
 from costguard.checkpoints.room import Room
 from costguard.checkpoints.store import LocalStore, Store
-from costguard.checkpoints.stripping import check_resumable, strip
+from costguard.checkpoints.stripping import check_resumable, strip, stripped_id
 from costguard.checkpoints.weights import WholeError
 
 WHOLE, WITHOUT = lightning_file(7)
@@ -319,7 +319,7 @@ def test_a_pin_between_a_death_and_its_recovery_holds(room: Room, monkeypatch: p
     monkeypatch.setattr("costguard.checkpoints.stripping._finish", lambda *_: None)
     strip(room, id)
     monkeypatch.undo()
-    assert room.inventory.get(f"{id}-stripped").state == "stripping"
+    assert room.inventory.get(stripped_id(id)).state == "stripping"
     room.inventory.pin(id)
     (done,) = recover(room).done
     assert "it is pinned" in done
@@ -444,7 +444,7 @@ def test_a_store_that_goes_away_is_made_up_for(room: Room, monkeypatch: pytest.M
     assert not [name for name in os.listdir(room.inventory.folder) if name.startswith("strip-")]
     assert recover(room).problems == ["the store is away"]
     with pytest.raises(RefusedError, match="recover first"):
-        expire(room, f"{id}-stripped")
+        expire(room, stripped_id(id))
     assert room.inventory.find(str(path_of(room, "step=1.ckpt"))) == room.inventory.get(id)
     monkeypatch.undo()
     assert recover(room).problems == []
@@ -481,9 +481,9 @@ def test_a_list_made_anew_in_the_middle_does_not_keep_both(
     shutil.rmtree(tmp_path / "hot")
     (tmp_path / "hot").mkdir()
     anew = room_of(tmp_path / "hot", room.store)
-    assert {r.id for r in rebuild(anew)} == {id, f"{id}-stripped"}
+    assert {r.id for r in rebuild(anew)} == {id, stripped_id(id)}
     saved(anew, "newest.ckpt")
-    assert strip(anew, id).id == f"{id}-stripped"
+    assert strip(anew, id).id == stripped_id(id)
     assert [r.tier for r in anew.inventory.records()] == ["cold", "hot"]
     assert_clean(anew)
 

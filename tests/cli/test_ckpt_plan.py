@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import time
 from fractions import Fraction
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from folders import SIZE, in_three_tiers, looks, run_json, run_text, saved, trained
 
 from costguard.checkpoints.cabinet import Cold, open_room, policy_of, remember_policy
@@ -259,6 +261,28 @@ def test_what_expires_is_deleted_everywhere_on_the_day_it_is_free(
     assert [r.step for r in room.inventory.records()] == [2, 4]
     assert not list((tmp_path / "cold").rglob("step=1.ckpt"))
     assert sorted(p.name for p in (tmp_path / "run" / "saves").iterdir()) == ["step=2.ckpt", "step=4.ckpt"]
+
+
+def test_what_is_old_enough_is_stripped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the training's rules; where torch refuses one, that one moves whole, and the others are not read for nothing."""
+    room, run = trained(tmp_path, steps=0, storage_class=None), str(tmp_path / "run")
+    for step, odd in ((1, None), (2, os.path.join), (3, None), (4, None)):
+        file = io.BytesIO()
+        torch.save({"state_dict": {}, "optimizer_states": [torch.ones(1000)], "hparams": odd}, file)
+        saved(room, step, data=file.getvalue())
+    remember_policy(room, Retention(keep=last(1), strip_after_ns=DAY_NS))
+    data = run_json(capsys, "ckpt", "plan", run)
+    assert actions(data) == ["strip", "strip", "strip", "keep"]
+    assert (data["totals"]["strip"], data["totals"]["demote"]) == (3, 0)
+    assert "--yes does it" in run_text(capsys, "ckpt", "apply", run)
+    done = run_json(capsys, "ckpt", "apply", run, "--yes", code=1)
+    stays = [c.get("stays") for c in done["checkpoints"]]
+    assert [bool(why) for why in stays] == [False, True, True, False]
+    assert "add_safe_globals" in stays[1]
+    assert "not tried after" in stays[2]
+    listed = run_json(capsys, "ckpt", "ls", run)["checkpoints"]
+    assert [(c["stripped"], c["tier"]) for c in listed[:3]] == [(True, "cold"), (False, "cold"), (False, "hot")]
+    assert ", stripped" in run_text(capsys, "ckpt", "ls", run).splitlines()[1]
 
 
 def test_without_a_cold_store_nothing_moves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

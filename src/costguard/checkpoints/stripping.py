@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 from dataclasses import replace
 from typing import Final
@@ -15,7 +16,7 @@ from costguard.checkpoints.hot import FileFact, remove_tree
 from costguard.checkpoints.inventory import Record
 from costguard.checkpoints.manifest import Level, Manifest
 from costguard.checkpoints.restore import holds, restore
-from costguard.checkpoints.room import Room, drop_attempt, unprotected
+from costguard.checkpoints.room import Room, drop_attempt, new_id, unprotected
 from costguard.checkpoints.weights import WholeError, check_kind, leave_optimizer_away
 
 LEAST_SAVED_PERCENT: Final = 10
@@ -24,7 +25,7 @@ LEAST_SAVED_PERCENT: Final = 10
 
 def stripped_id(id: str) -> str:
     """Id of the checkpoint that is made of another one: always the same, so that whoever makes it makes one only."""
-    return f"{id}-stripped"
+    return hashlib.sha256(f"{id} without optimizer state".encode()).hexdigest()[: len(new_id())]
 
 
 def strip(room: Room, id: str) -> Record:
@@ -164,7 +165,8 @@ def _finish(room: Room, slim: Record, manifest: Manifest, sha256: str) -> Record
     """
     check_cold(room, slim, manifest)
     full = _known(room, slim.stripped_from)
-    if full is not None and full.state != "expiring":
+    goes = full is not None and full.state != "expiring"
+    if full is not None and goes:
         try:
             unprotected(room, full)
             _check_level(room, full, manifest)
@@ -175,7 +177,7 @@ def _finish(room: Room, slim: Record, manifest: Manifest, sha256: str) -> Record
     remove_tree(room.files, _work(room, slim))
     files = tuple(FileFact(e.path, "file", e.size, e.mtime_ns) for e in manifest.files)
     slim = committed_record(room, slim, manifest, sha256, state="cold", fingerprint=files)
-    if full is not None:
+    if full is not None and goes:  # what was on its way already, recovery goes on with
         finish_expiry(room, full)
     return slim
 

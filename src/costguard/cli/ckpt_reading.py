@@ -85,6 +85,7 @@ def _entry(room: Room, record: Record, tiers: Tiers, rules: dict[str, str]) -> d
         "state": record.state,
         "level": Level(record.level).name.lower(),
         "resumed_from": record.resumed_from,
+        "stripped": record.stripped,
         "usd_per_month": usd(cost_of(record, tiers, room.now_ns()).usd_per_month),
         "problem": record.problem or ("its hot files are not those that were taken up" if gone else None),
     }
@@ -93,7 +94,7 @@ def _entry(room: Room, record: Record, tiers: Tiers, rules: dict[str, str]) -> d
 def _text(data: dict[str, Any]) -> str:
     lines = [f"{data['dir']}   cold: {data['cold'] or 'none'}"]
     for c in data["checkpoints"]:
-        marks = [name for name in ("pinned", "resumed_from") if c[name] and name != c["rule"]]
+        marks = [name for name in ("pinned", "resumed_from", "stripped") if c[name] and name != c["rule"]]
         month = "" if c["usd_per_month"] is None else f", {format_money(c['usd_per_month'])} a month"
         level = "" if c["level"] == "none" else f", verified by {c['level']}"
         rule = "" if c["rule"] is None else f", {c['rule']}"
