@@ -26,8 +26,8 @@ from costguard.checkpoints.stripping import strip, stripped_id
 from costguard.keep import History, every, last
 from costguard.policies.retention import Move, Retention, plan
 
-MOVES: list[Callable[[Room, str], object]] = [demote, release, restore, expire, strip]
-FATES = st.builds(Fate, st.integers(1, 60), st.sampled_from(["before", "after", "away"])) | st.builds(Fate)
+MOVES: list[Callable[[Room, str], object]] = [demote, release, restore, expire]
+FATES = st.builds(Fate, st.integers(1, 90), st.sampled_from(["before", "after", "away"])) | st.builds(Fate)
 PICK = st.integers(0, 50)
 
 
@@ -101,6 +101,12 @@ class Life(RuleBasedStateMachine):
         if move is expire and id not in self.pinned:
             self.may_be_gone.add(id)
         self.doing(lambda room: move(room, id), fate)
+
+    @precondition(lambda self: self.truth.stripped)
+    @rule(number=PICK, fate=FATES)
+    def strips(self, number: int, fate: Fate) -> None:
+        ids = list(self.truth.stripped)
+        self.doing(lambda room: strip(room, ids[number % len(ids)]), fate)
 
     @precondition(lambda self: self.truth.content)
     @rule(number=PICK, pinned=st.booleans())

@@ -264,7 +264,7 @@ def test_what_expires_is_deleted_everywhere_on_the_day_it_is_free(
 
 
 def test_what_is_old_enough_is_stripped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By the training's rules; where torch refuses one, that one moves whole, and the others are not read for nothing."""
+    """By the training's rules; where torch refuses one, that one moves whole, and no other is read for nothing."""
     room, run = trained(tmp_path, steps=0, storage_class=None), str(tmp_path / "run")
     for step, odd in ((1, None), (2, os.path.join), (3, None), (4, None)):
         file = io.BytesIO()
