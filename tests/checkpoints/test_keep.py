@@ -376,7 +376,7 @@ def test_stripping_waits_until_the_full_copy_may_go_for_nothing() -> None:
     """The rest of the minimum is billed whether it goes or stays: the free day and both prices are named."""
     tiers = Tiers(hot=STANDARD, cold=IR)
     early = decision(aged("cold"), PUT_NS + 30 * DAY_NS, tiers, **FORTNIGHT)
-    read = 84 * IR.read_usd(10**9) + (IR.put_usd(5009) or 0)
+    read = 84 * (IR.read_usd(10**9) or 0) + (IR.put_usd(5009) or 0)
     assert (early.move, early.rule, early.free_at_ns) == (Move.KEEP, "deferred", PUT_NS + 90 * DAY_NS)
     assert early.usd_fee == read + 84 * IR.month_usd(10**9) * 2
     assert early.reason == "put off: stripped on 2026-04-01 it costs $2.62, now $3.29"
@@ -406,6 +406,18 @@ def test_stripping_that_costs_more_than_all_that_is_left_to_pay_is_not_done() ->
     # While it waits for the free day it is billed in full, so that time does not count.
     waiting = decision(aged("cold"), PUT_NS + 30 * DAY_NS, tiers, **FORTNIGHT, expire_after_ns=(90 + 233) * DAY_NS)
     assert waiting.rule == "break_even"
+
+
+def test_what_is_known_of_the_fees_is_a_lower_bound_where_a_price_is_unknown() -> None:
+    """Google's requests are unknown to the table: it says so, and what can not pay by the rest alone is not done."""
+    tiers = Tiers(hot=STANDARD, cold=storage_class("gs:COLDLINE"))
+    early = decision(aged("cold"), PUT_NS + 30 * DAY_NS, tiers, **FORTNIGHT)
+    assert early.reason == "put off: stripped on 2026-04-01 it costs at least $1.68, now at least $2.35"
+    assert early.usd_fee is None
+    due = decision(aged("cold"), PUT_NS + 90 * DAY_NS, tiers, **FORTNIGHT)
+    assert (due.move, due.usd_fee) == (Move.STRIP, None)
+    short = decision(aged("cold"), PUT_NS + 90 * DAY_NS, tiers, **FORTNIGHT, expire_after_ns=(90 + 150) * DAY_NS)
+    assert (short.rule, short.usd_fee) == ("break_even", None)
 
 
 def test_what_must_be_thawed_first_is_not_stripped() -> None:

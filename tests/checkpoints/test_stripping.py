@@ -24,6 +24,7 @@ from costguard.checkpoints.expiry import expire
 from costguard.checkpoints.faults import CheckpointError, MismatchError, RefusedError, StoreError
 from costguard.checkpoints.hot import HotFiles
 from costguard.checkpoints.inventory import Record
+from costguard.checkpoints.lives import life_of
 from costguard.checkpoints.manifest import Level
 from costguard.checkpoints.recovery import find_orphans, rebuild, recover
 from costguard.checkpoints.restore import check_copy, restore
@@ -103,6 +104,8 @@ def test_all_but_the_optimizer_state_is_left(tier: str, store: Store, tmp_path: 
     facts = ("path", "order", "step", "epochs", "metrics", "run", "released", "saved_ns", "aliases")
     assert [getattr(slim, fact) for fact in facts] == [getattr(full, fact) for fact in facts]
     assert slim.as_checkpoint().stripped
+    # It was never hot, and nobody waited for it.
+    assert (slim.blocked_ns, life_of(slim, MIB).hot_ns(2**62), slim.reads) == (0, 0, 0)
     assert not Path(full.path).exists()
     assert not store.listing(room.prefix(id))
     assert_clean(room)

@@ -100,6 +100,11 @@ def _begin(room: Room, full: Record) -> Record:
         storage_class=None,
         problem="",
         kept_whole="",
+        # What the full one cost until now is its own.
+        blocked_ns=0,
+        reads=0,
+        hot_since_ns=None,
+        hot_before_ns=0,
         stripped=True,
         stripped_from=full.id,
     )

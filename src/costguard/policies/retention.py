@@ -282,28 +282,38 @@ def _strip(c: Checkpoint, left_ns: int | None, now_ns: int, tiers: Tiers) -> Dec
         return replace(stripped, move=Move.KEEP, rule="archived", reason=reason)
     if cold is None or here is None or c.size_bytes is None:
         return stripped
-    put = cold.put_usd(_requests(c.size_bytes, tiers))
-    fee = (put or Fraction(0)) + (cold.read_usd(c.size_bytes) if c.tier == "cold" else 0)
+    fees = [cold.put_usd(_requests(c.size_bytes, tiers)), cold.read_usd(c.size_bytes if c.tier == "cold" else 0)]
+    fee = sum((each for each in fees if each is not None), Fraction(0))
     # What is left of a cold copy's minimum is billed anyway: until it is over, stripping saves nothing.
     wait_ns = 0 if c.cold_since_ns is None else max(0, cold.free_at_ns(c.cold_since_ns) - now_ns)
+    priced = replace(stripped, usd_fee=None if None in fees else fee)
     if left_ns is not None:
         most = here.month_usd(c.size_bytes) * max(0, left_ns - wait_ns) / (DAYS_PER_MONTH * DAY_NS)
         if most <= fee:
             days = f"within the {left_ns / DAY_NS:.1f} days it has left"
-            reason = f"leaving its optimizer state away costs {format_money(fee)} and would not pay {days}"
-            return replace(stripped, move=Move.KEEP, rule="break_even", reason=reason, usd_fee=fee)
-    if wait_ns:
-        return _put_off(replace(stripped, usd_fee=fee), c, cold, now_ns)
-    return replace(stripped, usd_fee=None if put is None else fee)
+            reason = f"leaving its optimizer state away costs {_least(priced, fee)} and would not pay {days}"
+            return replace(priced, move=Move.KEEP, rule="break_even", reason=reason)
+    return _put_off(priced, fee, c, cold, now_ns) if wait_ns else priced
 
 
-def _put_off(stripped: Decision, c: Checkpoint, cold: StorageClass, now_ns: int) -> Decision:
+def _put_off(priced: Decision, fee: Fraction, c: Checkpoint, cold: StorageClass, now_ns: int) -> Decision:
     """Strip it when its full copy may go for nothing."""
-    put_ns, fee = c.cold_since_ns or 0, stripped.usd_fee or Fraction(0)
-    free_at_ns, now = cold.free_at_ns(put_ns), fee + cold.early_usd(c.size_bytes or 0, now_ns - put_ns)
-    told = f"stripped on {_day(free_at_ns)} it costs {format_money(fee)}, now {format_money(now)}"
-    reason = f"put off: {told}"
-    return replace(stripped, move=Move.KEEP, rule="deferred", reason=reason, usd_fee=now, free_at_ns=free_at_ns)
+    put_ns = c.cold_since_ns or 0
+    free_at_ns, early = cold.free_at_ns(put_ns), cold.early_usd(c.size_bytes or 0, now_ns - put_ns)
+    told = f"stripped on {_day(free_at_ns)} it costs {_least(priced, fee)}, now {_least(priced, fee + early)}"
+    return replace(
+        priced,
+        move=Move.KEEP,
+        rule="deferred",
+        reason=f"put off: {told}",
+        usd_fee=None if priced.usd_fee is None else fee + early,
+        free_at_ns=free_at_ns,
+    )
+
+
+def _least(priced: Decision, amount: Fraction) -> str:
+    """An amount in words, a lower bound where a part of it is unknown."""
+    return f"{'at least ' if priced.usd_fee is None else ''}{format_money(amount)}"
 
 
 def _requests(size_bytes: int, tiers: Tiers) -> int:
