@@ -190,13 +190,14 @@ class Child:
 def start(script: Path, *args: object, **env: str) -> Child:
     """Start a script with the helpers in reach, its lines readable as they come."""
     errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - read and closed when the child ends
+    path = os.pathsep.join([str(TESTS), *filter(None, [os.getenv("PYTHONPATH")])])
     begin_ns = now_ns()
     process = subprocess.Popen(
         [sys.executable, str(script), *map(str, args)],
         stdout=subprocess.PIPE,
         stderr=errors,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(TESTS), **env},
+        env={**os.environ, "PYTHONPATH": path, **env},
     )
     return Child(process, errors, begin_ns)
 

@@ -155,6 +155,15 @@ def test_a_multipart_copy_has_the_expected_tag(endpoint: str, tmp_path: Path) ->
     assert hashlib.sha256(Path(restore(room, id)).read_bytes()).digest() == hashlib.sha256(data).digest()
 
 
+def test_a_copy_may_be_read_back_whatever_its_tag_says(endpoint: str, tmp_path: Path) -> None:
+    """Where the content is asked for, a tag that fits is not enough: it is read back, and then the hot copy may go."""
+    room = room_of(tmp_path, s3_store(endpoint), part_bytes=5 * MIB, required=Level.CONTENT)
+    id = saved(room, "a.ckpt", os.urandom(11 * MIB))
+    saved(room, "newest.ckpt")
+    assert demote(room, id).level == Level.CONTENT
+    assert release(room, id).tier == "cold"
+
+
 def test_an_object_that_was_replaced_after_the_commit_keeps_the_hot_copy(endpoint: str, tmp_path: Path) -> None:
     """Same size, another tag: a fresh look before the deletion tells."""
     room = room_of(tmp_path, s3_store(endpoint))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +52,7 @@ class Adam(Tiny):
 
 def stripping(folder: Path, **options: Any) -> CheckpointTiering:
     """Strips at once what no rule keeps."""
-    ours = tiering(folder, **options)
-    wanted = replace(ours._settings.retention, strip_after_ns=0)
-    ours._settings = replace(ours._settings, retention=wanted)
-    return ours
+    return tiering(folder, strip_optimizer_after="0.000001s", **options)
 
 
 def cold_ones(folder: Path) -> Adam:

@@ -274,7 +274,7 @@ def verify(room: Room, key: str, entry: FileEntry, wanted: Level) -> Level:
         raise MismatchError(f"{room.cold.url}: {key} is not there.")
     if fact.size != entry.size:
         raise MismatchError(f"{room.cold.url}: {key} has {fact.size} bytes instead of {entry.size}.")
-    if fact.etag is not None and fact.etag == expected_etag(entry.part_md5s):
+    if wanted <= Level.ETAG and fact.etag is not None and fact.etag == expected_etag(entry.part_md5s):
         return Level.ETAG
     if wanted <= Level.SIZE:
         return Level.SIZE

@@ -179,6 +179,11 @@ class HotFiles:
         status = os.statvfs(path)
         return status.f_bavail * status.f_frsize
 
+    def total_bytes(self, path: str) -> int:
+        """All bytes of the disk that a folder is on."""
+        status = os.statvfs(path)
+        return status.f_blocks * status.f_frsize
+
     def lock(self, path: str) -> int | None:
         """Take a lock that other processes of this host respect; returns a handle, `None` if another has it."""
         handle = os.open(path, os.O_RDWR | os.O_CREAT | _CLOEXEC, 0o644)

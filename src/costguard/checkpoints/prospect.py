@@ -69,7 +69,8 @@ def planned(room: Room, retention: Retention | None, tiers: Tiers) -> list[Plann
     history = _history(room, records, heeds_released=retention is not None)
     pointers = restart_files(room)
     found = []
-    for decision in plan(history, retention or Retention(), now_ns, tiers):
+    wanted = room.on_disk(retention or Retention(), history)
+    for decision in plan(history, wanted, now_ns, tiers):
         record = records[decision.id]
         why = why_it_stays(room, record, pointers) if decision.move is not Move.KEEP else None
         held = Decision(id=record.id, move=Move.KEEP, rule="held", reason=why) if why else decision

@@ -19,6 +19,8 @@ from costguard.checkpoints.manifest import Level, Manifest, check_relative
 from costguard.checkpoints.pace import Pace
 from costguard.checkpoints.store import Store
 from costguard.errors import config_error
+from costguard.keep import History
+from costguard.policies.retention import Retention
 from costguard.prices.storage import StorageClass
 
 
@@ -96,6 +98,13 @@ class Room:
                 self._depth -= 1
                 if handle is not None:
                     self.files.unlock(handle)
+
+    def on_disk(self, retention: Retention, history: History) -> Retention:
+        """What is wanted, on the hot disk as full as it is."""
+        if retention.min_free is None:
+            return retention
+        root = os.path.dirname(self.inventory.folder)
+        return retention.on_disk(history, self.files.free_bytes(root), self.files.total_bytes(root))
 
     # -- where things lie ------------------------------------------------------------------------------------------
 

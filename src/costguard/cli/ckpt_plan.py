@@ -56,6 +56,9 @@ def _rules_of(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--expire-after", metavar="TIME", help="age at which what no rule keeps is deleted: 30d, 12h, 2w"
     )
+    parser.add_argument(
+        "--strip-optimizer-after", metavar="TIME", help="age at which it is kept without its optimizer state: 14d"
+    )
     parser.add_argument("--demote", choices=("rest", "none"), help="whether what no rule keeps moves to the cold store")
     parser.add_argument("--storage-class", metavar="CLASS", help="of what moves, in the price table: s3:GLACIER_IR")
     add_hot_class(parser)
@@ -65,8 +68,9 @@ def _wanted(room: Room, arguments: argparse.Namespace) -> tuple[Retention | None
     """The training's rules, each option in place of the one that it names; `None` if there are none."""
     known = remembered(room, arguments)
     given: dict[str, Any] = {"keep": parse(arguments.keep)} if arguments.keep is not None else {}
-    if arguments.expire_after is not None:
-        given["expire_after_ns"] = _expire_after_ns(arguments.expire_after)
+    for option, field in (("expire_after", "expire_after_ns"), ("strip_optimizer_after", "strip_after_ns")):
+        if getattr(arguments, option) is not None:
+            given[field] = _duration_ns(option, getattr(arguments, option))
     if arguments.demote is not None:
         given["demote"] = arguments.demote
     if known.problem is not None and "keep" not in given:
@@ -77,11 +81,11 @@ def _wanted(room: Room, arguments: argparse.Namespace) -> tuple[Retention | None
     return retention, replace(tiers, cold=storage_class(arguments.storage_class)) if arguments.storage_class else tiers
 
 
-def _expire_after_ns(text: str) -> int:
+def _duration_ns(option: str, text: str) -> int:
     try:
         return parse_duration_ns(text)
     except ValueError as error:
-        raise config_error(f"--expire-after {text}: {error}.") from None
+        raise config_error(f"--{option.replace('_', '-')} {text}: {error}.") from None
 
 
 def _plan(arguments: argparse.Namespace) -> int:
@@ -94,6 +98,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 def _data(room: Room, retention: Retention | None, plans: Sequence[Planned]) -> dict[str, Any]:
     life_ns = None if retention is None else retention.expire_after_ns
+    strip_ns = None if retention is None else retention.strip_after_ns
     return {
         "dir": root_of(room),
         "cold": room.store.url if room.store is not None else None,
@@ -101,6 +106,7 @@ def _data(room: Room, retention: Retention | None, plans: Sequence[Planned]) -> 
         "rules": retention is not None,
         "demote": None if retention is None else retention.demote,
         "expire_after_s": None if life_ns is None else life_ns / 1e9,
+        "strip_optimizer_after_s": None if strip_ns is None else strip_ns / 1e9,
         "retention": None if retention is None else retention.to_json(),
         "checkpoints": [_entry(each) for each in plans],
         "totals": _totals(plans),
@@ -140,6 +146,8 @@ def _totals(plans: Sequence[Planned]) -> dict[str, Any]:
 def _text(data: dict[str, Any]) -> str:
     rules = f"keep: {data['keep'] or 'all that ModelCheckpoint keeps'}, demote: {data['demote']}, expire: "
     rules += "never" if data["expire_after_s"] is None else f"after {data['expire_after_s'] / 86_400:g} days"
+    if data["strip_optimizer_after_s"] is not None:
+        rules += f", optimizer state: until {data['strip_optimizer_after_s'] / 86_400:g} days"
     lines = [f"{data['dir']}   cold: {data['cold'] or 'none'}", rules if data["rules"] else _NO_RULES]
     for c in data["checkpoints"]:
         what = f"step {c['step']:<8} {c['tier']:<5} {format_bytes(c['bytes']):>9}  {c['path']}"

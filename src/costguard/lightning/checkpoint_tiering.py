@@ -50,6 +50,8 @@ class CheckpointTiering(Callback):
         on_failed_run: What becomes of what no rule keeps of a run that an exception ended: `expire 7d`, or `keep`.
         expire_tagged: The same by tag of the run, such as `{"debug": "1d", "stage=warmup": "3d"}`: tags are those of
             `CostMonitor(tags=...)`, and `stage`, which `begin_stage` sets; the shortest that fits holds.
+        strip_optimizer_after: Age, such as `14d`, from which on what no rule keeps is kept without its optimizer state,
+            in the cold store: 3 times smaller with Adam. It can be tested and fetched, and not be trained on.
         hot_quota: Bytes of the hot disk, such as `500GB`, above which also what a rule keeps is demoted, the oldest
             first.
         min_free: Bytes of the hot disk, or a share such as `10%`, that stay free by the same means.
@@ -77,6 +79,7 @@ class CheckpointTiering(Callback):
         expire_after: str | None = None,
         on_failed_run: str | None = None,
         expire_tagged: dict[str, str] | None = None,
+        strip_optimizer_after: str | None = None,
         hot_quota: str | float | None = None,
         min_free: str | float | None = None,
         storage_class: str | StorageClass | None = None,
@@ -94,6 +97,7 @@ class CheckpointTiering(Callback):
             expire_after=expire_after,
             on_failed_run=on_failed_run,
             expire_tagged=expire_tagged,
+            strip_optimizer_after=strip_optimizer_after,
             hot_quota=hot_quota,
             min_free=min_free,
             storage_class=storage_class,

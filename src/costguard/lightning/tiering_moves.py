@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -20,11 +19,9 @@ from costguard.checkpoints.restore import restore
 from costguard.checkpoints.room import Room, new_id
 from costguard.checkpoints.weights import WholeError
 from costguard.errors import warn
-from costguard.keep import History
 from costguard.lightning.checkpoint_figures import CheckpointFigures
 from costguard.lightning.tiering_settings import Settings
-from costguard.policies.disk import quota_within
-from costguard.policies.retention import Decision, Move, Retention, plan
+from costguard.policies.retention import Decision, Move, plan
 
 _UNDER_WAY: Final = ("demoting", "releasing", "stripping", "expiring")
 _EARLIER: WeakValueDictionary[str, TransferThread] = WeakValueDictionary()
@@ -197,22 +194,7 @@ class Moves:
         history = self.room.inventory.history()
         checkpoints = [replace(c, released=c.released or c.id == without) for c in history.checkpoints]
         history, settings = replace(history, checkpoints=checkpoints), self._settings
-        return plan(history, self._retention(history), time.time_ns(), settings.tiers)
-
-    def _retention(self, history: History) -> Retention:
-        """What the user wants, on a hot disk as full as it is."""
-        wanted, floor = self._settings.retention, self._settings.min_free
-        if floor is None:
-            return wanted
-        root = os.path.dirname(self.room.inventory.folder)
-        free = self.room.files.free_bytes(root)
-        quota = quota_within(
-            round(floor * shutil.disk_usage(root).total) if floor < 1 else int(floor),
-            free_bytes=free,
-            hot_bytes=sum(c.size_bytes or 0 for c in history.checkpoints if c.tier != "cold"),
-            hot_quota_bytes=wanted.hot_quota_bytes,
-        )
-        return replace(wanted, hot_quota_bytes=quota)
+        return plan(history, self.room.on_disk(settings.retention, history), time.time_ns(), settings.tiers)
 
     def _carry_out_and_tell(self) -> None:
         try:

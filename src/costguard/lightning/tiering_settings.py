@@ -33,7 +33,6 @@ class Settings:
 
     cold: Cold
     retention: Retention
-    min_free: int | float | None
     tiers: Tiers
     finish_timeout: float
 
@@ -52,6 +51,7 @@ def checked(
     expire_after: str | None,
     on_failed_run: str | None,
     expire_tagged: Mapping[str, str] | None,
+    strip_optimizer_after: str | None,
     hot_quota: str | float | None,
     min_free: str | float | None,
     storage_class: str | StorageClass | None,
@@ -75,7 +75,8 @@ def checked(
     if keep is not None and not isinstance(keep, (Rule, str)):
         raise config_error(f"CheckpointTiering(keep={keep!r}): expected rules of costguard.keep, such as last(3).")
     given = {"expire_after": expire_after, "on_failed_run": on_failed_run, "expire_tagged": expire_tagged}
-    _check_needs_rules(keep, {**given, "hot_quota": hot_quota, "min_free": min_free})
+    more = {"strip_optimizer_after": strip_optimizer_after, "hot_quota": hot_quota, "min_free": min_free}
+    _check_needs_rules(keep, {**given, **more})
     if not finish_timeout >= 0:
         raise config_error(f"CheckpointTiering(finish_timeout={finish_timeout!r}): expected seconds of at least 0.")
     if verify not in ("size", "etag", "content"):
@@ -86,7 +87,9 @@ def checked(
         expire_after_ns=_duration("expire_after", expire_after),
         failed_expire_after_ns=_of_failed(on_failed_run),
         tagged_expire_after_ns={str(tag): _life(tag, text) for tag, text in (expire_tagged or {}).items()},
+        strip_after_ns=_duration("strip_optimizer_after", strip_optimizer_after),
         hot_quota_bytes=_bytes("hot_quota", hot_quota),
+        min_free=_floor(min_free),
     )
     return Settings(
         cold=Cold(
@@ -98,7 +101,6 @@ def checked(
             required=Level[verify.upper()],
         ),
         retention=retention,
-        min_free=_floor(min_free),
         tiers=Tiers(
             hot=_class(hot_class),
             cold=_class(storage_class),

@@ -96,23 +96,3 @@ def predict_full(
     steps = (saves + 1) * steps_per_save
     pace = None if seconds_per_step is None else steps * seconds_per_step
     return DiskFull(step=step + steps, in_s=pace, saves_left=saves)
-
-
-def quota_within(
-    min_free_bytes: int, *, free_bytes: int, hot_bytes: int, hot_quota_bytes: int | None = None
-) -> int | None:
-    """The quota of the hot disk that leaves so much of it free.
-
-    Args:
-        min_free_bytes: Bytes that are to be free when all has moved.
-        free_bytes: Bytes free now.
-        hot_bytes: Bytes of the checkpoints that are there now.
-        hot_quota_bytes: The user's own quota, `None` for none.
-
-    Returns:
-        The quota, the user's own where that is smaller or enough is free already.
-    """
-    if free_bytes >= min_free_bytes:
-        return hot_quota_bytes
-    allowed = max(0, hot_bytes + free_bytes - min_free_bytes)
-    return allowed if hot_quota_bytes is None else min(allowed, hot_quota_bytes)

@@ -41,6 +41,7 @@ class Retention:
         strip_after_ns: Nanoseconds after the save at which what no rule keeps is kept without its optimizer state, in
             the cold tier; never if `None`.
         hot_quota_bytes: Bytes on the hot disk above which also what a rule keeps is demoted, the oldest first.
+        min_free: Bytes of the hot disk that stay free by the same means, or below 1 their share of it; see `on_disk`.
         keep_hot: So many of the newest complete checkpoints never leave the hot disk, >= 1.
 
     Raises:
@@ -54,12 +55,13 @@ class Retention:
     tagged_expire_after_ns: Mapping[str, int] = field(default_factory=dict)
     strip_after_ns: int | None = None
     hot_quota_bytes: int | None = None
+    min_free: int | float | None = None
     keep_hot: int = 1
 
     def __post_init__(self) -> None:
         if self.demote not in ("rest", "none"):
             raise config_error(f"Retention(demote={self.demote!r}): expected 'rest' or 'none'.")
-        for option in ("expire_after_ns", "failed_expire_after_ns", "strip_after_ns", "hot_quota_bytes"):
+        for option in ("expire_after_ns", "failed_expire_after_ns", "strip_after_ns", "hot_quota_bytes", "min_free"):
             value = getattr(self, option)
             if value is not None and value < 0:
                 raise config_error(f"Retention({option}={value!r}): expected at least 0.")
@@ -69,6 +71,23 @@ class Retention:
             )
         if self.keep_hot < 1:
             raise config_error(f"Retention(keep_hot={self.keep_hot!r}): expected at least 1.")
+
+    def on_disk(self, history: History, free_bytes: int, total_bytes: int) -> Retention:
+        """The same on a hot disk as full as it is: what is to stay free becomes a quota.
+
+        Args:
+            history: Every known checkpoint.
+            free_bytes: Bytes of the hot disk that are free now.
+            total_bytes: All its bytes.
+        """
+        floor = self.min_free or 0
+        quota = quota_within(
+            round(floor * total_bytes) if floor < 1 else int(floor),
+            free_bytes=free_bytes,
+            hot_bytes=sum(c.size_bytes or 0 for c in history.checkpoints if c.tier != "cold"),
+            hot_quota_bytes=self.hot_quota_bytes,
+        )
+        return replace(self, hot_quota_bytes=quota)
 
     def life_ns(self, c: Checkpoint, failed: bool) -> int | None:
         """How long after its save what no rule keeps lives, for ever if `None`.
@@ -363,3 +382,23 @@ def _fit_quota(
 
 def _movable(staying: Sequence[Checkpoint], guards: dict[str, Decision]) -> list[Checkpoint]:
     return [c for c in staying if c.id not in guards and c.size_bytes]
+
+
+def quota_within(
+    min_free_bytes: int, *, free_bytes: int, hot_bytes: int, hot_quota_bytes: int | None = None
+) -> int | None:
+    """The quota of the hot disk that leaves so much of it free.
+
+    Args:
+        min_free_bytes: Bytes that are to be free when all has moved.
+        free_bytes: Bytes free now.
+        hot_bytes: Bytes of the checkpoints that are there now.
+        hot_quota_bytes: The user's own quota, `None` for none.
+
+    Returns:
+        The quota, the user's own where that is smaller or enough is free already.
+    """
+    if free_bytes >= min_free_bytes:
+        return hot_quota_bytes
+    allowed = max(0, hot_bytes + free_bytes - min_free_bytes)
+    return allowed if hot_quota_bytes is None else min(allowed, hot_quota_bytes)
