@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lightning.pytorch import Callback
 from tiering import Remembering, records, saves, tiering, tiers, train
 
 from costguard import StorageClass, load_receipt
@@ -190,3 +192,32 @@ trainer:
           class_path: costguard.StorageClass
           init_args: {name: nvme, usd_per_gb_month: "0.11", retrieval_usd_per_gb: "0"}
 """
+
+
+def test_what_moves_do_to_a_batch_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Slow batches beside slow moves: both kinds are counted, and the ratio is that of their means."""
+
+    class Slow(Callback):
+        def on_before_backward(self, *_: Any) -> None:
+            time.sleep(0.004)
+
+    callbacks = [monitor(), Slow(), saves(tmp_path, every_n_train_steps=20), tiering(tmp_path, bandwidth=40_000)]
+    train(tmp_path, *callbacks, steps=100)
+    found = costs_of(tmp_path)["transfers"]
+    assert min(found["batches_beside"], found["batches_alone"]) > 10
+    assert found["batches_beside"] + found["batches_alone"] <= 99  # the first one counts as compiling
+    assert 0.004 < found["batch_alone_s"] < 0.1
+    assert found["ratio"] == pytest.approx(found["batch_beside_s"] / found["batch_alone_s"])
+    assert 0.3 < found["ratio"] < 3
+    capsys.readouterr()
+    assert main(["report", str(tmp_path / "run")]) == 0
+    assert main(["report", str(tmp_path / "run"), "--html", str(tmp_path / "page.html")]) == 0
+    said = f"otherwise ({found['batches_alone']:,}): {found['ratio']:.2f} of it"
+    assert said in " ".join(capsys.readouterr().out.split())
+    assert said in (tmp_path / "page.html").read_text()
+
+
+def test_without_a_move_beside_a_batch_nothing_is_said_of_it(tmp_path: Path) -> None:
+    """Nothing moves: unknown, and not a ratio of one."""
+    train(tmp_path, monitor(), saves(tmp_path), tiering(tmp_path, keep=last(9)), steps=6)
+    assert costs_of(tmp_path)["transfers"] is None

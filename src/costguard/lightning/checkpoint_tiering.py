@@ -19,7 +19,7 @@ from costguard.checkpoints.stripping import check_resumable
 from costguard.errors import ConfigError, config_error, warn
 from costguard.keep import Rule
 from costguard.lightning import private
-from costguard.lightning.checkpoint_figures import CheckpointFigures, metered_run
+from costguard.lightning.checkpoint_figures import metered_run
 from costguard.lightning.cost_monitor import CostMonitor
 from costguard.lightning.instances import Instances, Method
 from costguard.lightning.joining import callbacks_of
@@ -165,9 +165,7 @@ class CheckpointTiering(Callback):
         if trained is None or trained() is not trainer:
             run = new_id()
         self._trained = weakref.ref(trainer), run  # a Trainer that goes on without a checkpoint is the same run
-        self._moves = Moves(room, self._settings, lambda: _last_paths(trainer), run)
-        wanted, tiers = self._settings.retention, self._settings.tiers
-        self._moves.figures = CheckpointFigures(room, wanted, tiers, lambda: metered_run(trainer))
+        self._moves = Moves(room, self._settings, lambda: _last_paths(trainer), run, lambda: metered_run(trainer))
         if trainer.state.fn == TrainerFn.FITTING:
             remember_policy(room, self._settings.retention, self._hot_class)
             self._outlook = CheckpointOutlook(room, self._settings)

@@ -20,7 +20,9 @@ from costguard.checkpoints.room import Room, new_id
 from costguard.checkpoints.weights import WholeError
 from costguard.errors import warn
 from costguard.lightning.checkpoint_figures import CheckpointFigures
+from costguard.lightning.run import Run
 from costguard.lightning.tiering_settings import Settings
+from costguard.lightning.transfer_effect import TransferEffect
 from costguard.policies.retention import Decision, Move, plan
 
 _UNDER_WAY: Final = ("demoting", "releasing", "stripping", "expiring")
@@ -40,15 +42,23 @@ class Moves:
         settings: What the user wants.
         pointers: Gives the files that `ckpt_path="last"` may choose from; those stay on the hot disk.
         run: The run that is trained, until it is known that another one is gone on with.
+        metered: Gives the run whose journal is told of it all, `None` where none is metered.
     """
 
-    def __init__(self, room: Room, settings: Settings, pointers: Callable[[], Iterable[str]], run: str) -> None:
+    def __init__(
+        self,
+        room: Room,
+        settings: Settings,
+        pointers: Callable[[], Iterable[str]],
+        run: str,
+        metered: Callable[[], Run | None],
+    ) -> None:
         self.room = room
         self.run = run
         self.deleted: list[int] = []
         """Bytes of each checkpoint that was deleted."""
-        self.figures: CheckpointFigures | None = None
-        """Tells the metered run what has become of each checkpoint."""
+        self.figures = CheckpointFigures(room, settings.retention, settings.tiers, metered)
+        self._effect = TransferEffect(metered)
         self._settings = settings
         self._stage_end: str | None = None
         self._pointers = pointers
@@ -200,8 +210,7 @@ class Moves:
         try:
             self._carry_out()
         finally:
-            if self.figures is not None:
-                self.figures.look(self.run)
+            self.figures.look(self.run)
 
     def _carry_out(self) -> None:
         while self._wanted and not self._closed:
@@ -225,7 +234,9 @@ class Moves:
         if decision.move is Move.STRIP and not self._told.isdisjoint(("strip", record.id)):
             decision = replace(decision, move=Move.DEMOTE)  # it would be read for nothing at each plan
         try:
-            if carry_out(self.room, decision, self._pointers()) is None and decision.move is Move.EXPIRE:
+            with self._effect.moving():
+                why = carry_out(self.room, decision, self._pointers())
+            if why is None and decision.move is Move.EXPIRE:
                 self.deleted.append(record.size_bytes)
         except StoreError as error:
             self._say(error.kind, f"checkpoints stay on the hot disk for now, and are moved later: {error}")

@@ -9,6 +9,7 @@ from costguard.ledger.account import RunAccount
 from costguard.reports.interval import interval_of
 from costguard.reports.saves import Save, saves_summary
 from costguard.reports.storage import each_of, storage_of, stored_by
+from costguard.reports.transfers import transfers_of
 
 
 def checkpoint_costs_of(
@@ -33,6 +34,7 @@ def checkpoint_costs_of(
     stored = stored_by(account, now_ns)
     return {
         "saves": saves_summary(saves),
+        "transfers": transfers_of(account),
         "storage": None if stored is None else storage_of(stored),
         "each": [] if stored is None else each_of(stored, saves),
         "interval": interval_of(account, saves, stored, currency=currency, progress=progress, running=running),

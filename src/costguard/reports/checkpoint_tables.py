@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from costguard.reports.breakdown import at
-from costguard.reports.checkpoint_text import blocked_sentence, storage_sentences
+from costguard.reports.checkpoint_text import blocked_sentence, storage_sentences, transfers_sentence
 from costguard.reports.sections import Page, last, seconds, section, table, two_lines
 from costguard.reports.svg import esc
 from costguard.units import format_count, format_money
@@ -24,6 +24,8 @@ def checkpoint_costs(page: Page) -> str:
     rows = [("", _cells(page, one)) for one in kept]
     listed = table(_HEADS, rows, "cards") + more if rows else ""
     sentences = [f"Saves held devices up for {blocked_sentence(page.receipt)}."]
+    moved = at(costs, "transfers")
+    sentences += [] if moved is None else [f"Moves: {transfers_sentence(moved)}."]
     sentences += [f"Storage {sentence}." for sentence in storage_sentences(at(costs, "storage"))[:1]]
     sentences += [f"{sentence[0].upper()}{sentence[1:]}." for sentence in storage_sentences(at(costs, "storage"))[1:]]
     said = "".join(f"<p>{esc(sentence)}</p>" for sentence in sentences)

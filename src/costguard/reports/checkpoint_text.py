@@ -22,6 +22,8 @@ def checkpoint_lines(receipt: Mapping[str, Any]) -> Iterator[str]:
     """
     costs = receipt["checkpoint_costs"]
     yield from _labelled("blocked", blocked_sentence(receipt))
+    if costs["transfers"] is not None:
+        yield from _labelled("moves", transfers_sentence(costs["transfers"]))
     for number, sentence in enumerate(storage_sentences(costs["storage"])):
         yield from _labelled("" if number else "storage", sentence)
     yield from _table(costs["each"], receipt["spend"]["currency"])
@@ -41,6 +43,16 @@ def blocked_sentence(receipt: Mapping[str, Any]) -> str:
     price = "unpriced" if money is None else f"{format_money(money, receipt['spend']['currency'])}, in the total above"
     half, most = format_duration_s(saves["blocked_median_s"]), format_duration_s(saves["blocked_p95_s"])
     return f"{price}; a save {half} at the median, {most} at the 95th percentile"
+
+
+def transfers_sentence(transfers: Mapping[str, Any]) -> str:
+    """What a batch took while checkpoints moved beside it, against the others."""
+    beside, alone = transfers["batches_beside"], transfers["batches_alone"]
+    return (
+        f"a batch took {format_duration_s(transfers['batch_beside_s'])} on average while checkpoints moved "
+        f"({beside:,} of them), {format_duration_s(transfers['batch_alone_s'])} otherwise ({alone:,}): "
+        f"{transfers['ratio']:.2f} of it"
+    )
 
 
 def storage_sentences(storage: Mapping[str, Any] | None) -> list[str]:
