@@ -163,6 +163,14 @@ def test_what_a_save_held_up_is_the_journals_figure() -> None:
     assert row["blocked"] == receipt["checkpoint_costs"]["saves"]["money"]
 
 
+def test_what_was_made_of_another_checkpoint_held_nothing_up() -> None:
+    """A stripped copy has the step and the name of the full one: the save is shown once, with what was saved."""
+    full = life(1, 0, blocked_ns=29 * NS, ended_ns=T0 + DAY_NS)
+    stripped = cold_life(1, 0, id="stripped", blocked_ns=0)
+    rows = {row["id"]: row for row in told(full, stripped)["checkpoint_costs"]["each"]}
+    assert (rows["id1"]["blocked_s"], rows["stripped"]["blocked_s"], rows["stripped"]["blocked"]) == (30, 0, "0")
+
+
 def test_a_deletion_before_the_minimum_was_billed() -> None:
     """Moved and deleted the same minute: all 90 days, $1.01, which what is there now adds nothing to."""
     regret = cold_life(1, 0, ended_ns=T0)

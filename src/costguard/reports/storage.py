@@ -173,7 +173,8 @@ def each_of(stored: Stored, saves: Sequence[Save]) -> list[dict[str, Any]]:
         by_name.setdefault((save.event["step"], posixpath.basename(save.event["path"])), []).append(save)
     rows = []
     for life in stored.lives:
-        alike = by_name.get((life.step, posixpath.basename(life.path)), ())
+        # What was made of another checkpoint, such as one without its optimizer state, held nothing up by itself.
+        alike = by_name.get((life.step, posixpath.basename(life.path)), ()) if life.blocked_ns != 0 else ()
         # A step may be saved again under its name by a later attempt.
         rows.append(_row(stored, life, min(alike, key=lambda save: abs(save.wall_ns - life.saved_ns), default=None)))
     return rows
@@ -193,8 +194,8 @@ def _row(stored: Stored, life: Life, save: Save | None) -> dict[str, Any]:
         "saved_at": instant(life.saved_ns),
         "tier": "unseen" if unseen else life.tier if life.ended_ns is None else "deleted",
         "bytes": life.size_bytes,
-        "blocked_s": None if save is None else save.blocked_ns / NS_PER_S,
-        "blocked": None if save is None else money_text(save.money),
+        "blocked_s": save.blocked_ns / NS_PER_S if save else 0.0 if life.blocked_ns == 0 else None,
+        "blocked": money_text(save.money if save else Fraction(0) if life.blocked_ns == 0 else None),
         "requests": money_text(cost.requests_usd),
         "hot": since_then(cost.hot_usd),
         "cold": since_then(cost.cold_usd),
