@@ -229,7 +229,7 @@ def _send(room: Room, root: str, fact: FileFact, key: str) -> FileEntry:
     part_bytes = part_bytes_for(fact.size, room.part_bytes)
     digest = Digest()
     parts = digest.watch(room.pace.parts(parts_of(room, path, 0, fact.size, part_bytes)))
-    room.cold.put(key, parts, fact.size)
+    room.cold.put(key, parts, fact.size, digest.part_md5s)
     return FileEntry(
         path=fact.path,
         size=digest.size,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
@@ -141,7 +141,7 @@ class FsspecStore:
         self._deadline_s = deadline_s
         self._secrets = tuple(secrets)
 
-    def put(self, key: str, parts: Iterable[bytes], size: int) -> None:
+    def put(self, key: str, parts: Iterable[bytes], size: int, part_md5s: Sequence[str] = ()) -> None:
         """Write through a file that is thrown away on errors: closing it would commit what it has."""
         path, what = self._path(key), f"write {key}"
         self._do(what, lambda: self._fs.makedirs(self._fs._parent(path), exist_ok=True))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import os
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from email.utils import parsedate_to_datetime
+from functools import partial
 from itertools import islice
 from typing import Any, Final
 
@@ -30,6 +32,13 @@ def _onward(ahead: list[bytes], coming: Iterable[bytes]) -> Iterator[bytes]:
     while ahead:
         yield ahead.pop(0)
     yield from coming
+
+
+def _checked(part_md5s: Sequence[str], number: int) -> dict[str, str]:
+    """What has a server refuse a part that is not what was sent: its MD5, which is known already."""
+    if len(part_md5s) < number:
+        return {}
+    return {"ContentMD5": base64.b64encode(bytes.fromhex(part_md5s[number - 1])).decode()}
 
 
 class S3Store:
@@ -73,18 +82,19 @@ class S3Store:
 
     # -- verbs -----------------------------------------------------------------------------------------------------
 
-    def put(self, key: str, parts: Iterable[bytes], size: int) -> None:
+    def put(self, key: str, parts: Iterable[bytes], size: int, part_md5s: Sequence[str] = ()) -> None:
         """Write an object: at once if it is one part, else with a few parts in flight."""
         coming = iter(parts)
         ahead = list(islice(coming, 2))
         if len(ahead) < 2:
-            self._do("put_object", f"write {key}", Body=b"".join(ahead), **self._at(key), **self._class(size))
+            body, sent = b"".join(ahead), _checked(part_md5s, 1)
+            self._do("put_object", f"write {key}", Body=body, **sent, **self._at(key), **self._class(size))
             return
         begun = self._do("create_multipart_upload", f"write {key}", **self._at(key), **self._class(size))
         upload = Upload(key, begun["UploadId"])
         flying: deque[Future[Any]] = deque()
         try:
-            tags = self._send_parts(upload, _onward(ahead, coming), flying)
+            tags = self._send_parts(upload, _onward(ahead, coming), part_md5s, flying)
             listed = [{"PartNumber": number, "ETag": tag} for number, tag in enumerate(tags, 1)]
             self._complete(upload, listed)
         except Exception:
@@ -93,16 +103,24 @@ class S3Store:
             self._try_abort(upload)
             raise
 
-    def _send_parts(self, upload: Upload, parts: Iterable[bytes], flying: deque[Future[Any]]) -> list[str]:
+    def _send_parts(
+        self, upload: Upload, parts: Iterable[bytes], part_md5s: Sequence[str], flying: deque[Future[Any]]
+    ) -> list[str]:
         tags: list[str] = []
         for number, part in enumerate(parts, 1):
             if len(flying) == CONCURRENCY:
                 tags.append(self._tag(upload, flying.popleft()))
-            where = {"UploadId": upload.id, "PartNumber": number, **self._at(upload.key)}
-            flying.append(self._begin("upload_part", Body=io.BytesIO(part), **where))
+            where = {"UploadId": upload.id, "PartNumber": number, **self._at(upload.key), **_checked(part_md5s, number)}
+            flying.append(self._run(partial(self._send_part, part, where)))
         while flying:
             tags.append(self._tag(upload, flying.popleft()))
         return tags
+
+    def _send_part(self, part: bytes, where: dict[str, Any]) -> Awaitable[Any]:
+        # A stream is sent in pieces, where asyncio would copy and shift a part that it is given whole. Each attempt
+        # has its own: the one before has read its to the end and closed it.
+        sent: Awaitable[Any] = self._fs._call_s3("upload_part", Body=io.BytesIO(part), **where)
+        return sent
 
     def _tag(self, upload: Upload, part: Future[Any]) -> str:
         return str(self._told(f"write {upload.key}", part.result)["ETag"])

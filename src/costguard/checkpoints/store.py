@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,8 +49,14 @@ class Store(Protocol):
         """Where it is, without credentials."""
         ...
 
-    def put(self, key: str, parts: Iterable[bytes], size: int) -> None:
+    def put(self, key: str, parts: Iterable[bytes], size: int, part_md5s: Sequence[str] = ()) -> None:
         """Write an object from parts, the last of which may be shorter.
+
+        Args:
+            key: Where to.
+            parts: Its bytes.
+            size: How many they are.
+            part_md5s: Grows with each part that is drawn by its MD5, so that the store can check what arrives.
 
         Raises:
             StoreError: If it was not taken in full.
@@ -110,7 +116,7 @@ class LocalStore:
         self.root = os.path.abspath(root)
         self.url = f"file://{self.root}"
 
-    def put(self, key: str, parts: Iterable[bytes], size: int) -> None:
+    def put(self, key: str, parts: Iterable[bytes], size: int, part_md5s: Sequence[str] = ()) -> None:
         """Write beside the place, flush, then give it its name."""
         path = self._new_path(key)
         with self._told(f"write {key}"):

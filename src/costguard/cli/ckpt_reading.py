@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Final
 
@@ -32,10 +31,8 @@ from costguard.cli.ckpt_room import (
 from costguard.cli.progress import progress
 from costguard.errors import config_error
 from costguard.policies.retention import Tiers
-from costguard.prices.storage import StorageClass
 from costguard.units import format_bytes, format_money, parse_money
 
-_FREE: Final = StorageClass(name="free", usd_per_gb_month=0, retrieval_usd_per_gb=0, put_usd_per_1000=0)
 _AMOUNTS: Final = ("blocked", "requests", "stored_hot", "stored_cold", "per_month", "early", "read")
 
 
@@ -137,16 +134,13 @@ def _rate(text: str | None) -> Fraction | None:
 
 def _amounts(record: Record, tiers: Tiers, now_ns: int, rate: Fraction | None) -> dict[str, Any]:
     cost: CheckpointCost = cost_of(record, tiers, now_ns, usd_per_hour=rate)
-    # What is stored in one tier is what would be paid if the other were free.
-    hot = cost_of(record, replace(tiers, cold=_FREE), now_ns).stored_usd if tiers.hot else None
-    cold = cost_of(record, replace(tiers, hot=_FREE), now_ns).stored_usd if tiers.cold else None
     return {
         "blocked_s": None if record.blocked_ns is None else record.blocked_ns / 1e9,
         "restore_hours": cost.restore_hours,
         "blocked": cost.blocked_usd,
         "requests": cost.requests_usd,
-        "stored_hot": hot,
-        "stored_cold": Fraction(0) if record.cold_since_ns is None else cold,
+        "stored_hot": cost.hot_usd,
+        "stored_cold": cost.cold_usd,
         "per_month": cost.usd_per_month,
         "early": cost.early_usd,
         "read": cost.read_usd,
