@@ -15,7 +15,7 @@ import pytest
 from nodes import NAME, Node, adopt_part, cluster, environment, node_room, put_on_disks, shard, take_up, write_sharded
 from rooms import s3_store
 
-from costguard.checkpoints.cabinet import Cold, open_room
+from costguard.checkpoints.cabinet import Cold, has_parts, open_room, part_room
 from costguard.checkpoints.demotion import demote, release
 from costguard.checkpoints.digest import PART_BYTES
 from costguard.checkpoints.expiry import expire
@@ -758,6 +758,21 @@ def test_a_node_opens_its_list_under_the_name_of_the_owners_run(tmp_path: Path) 
     part.inventory.update(record, state="cold", cold_since_ns=1)
     with pytest.raises(ConfigError, match="1 checkpoints of the run next are listed on this node"):
         open_room(str(tmp_path / "b"), cold, part_of=owner.run)
+
+
+def test_where_all_nodes_share_the_folder_a_nodes_list_lies_beside_its_shards(tmp_path: Path) -> None:
+    """The owner's own list is in the folder that was trained in, and is not taken for the node's."""
+    cold = Cold(url=str(tmp_path / "cold"))
+    shared, local = str(tmp_path / "shared"), tmp_path / "scratch" / NAME
+    owner = open_room(shared, cold)
+    assert not has_parts(shared, owner.run)
+    part = part_room(str(local), shared, cold, owner.run)
+    assert part.inventory.folder == str(tmp_path / "scratch" / "costguard-checkpoints")
+    assert (part.owner, open_room(shared, cold).owner) == (False, True)
+    assert has_parts(str(tmp_path / "scratch"), owner.run)
+    assert not has_parts(str(tmp_path / "scratch"), "another")
+    own = part_room(str(tmp_path / "n1" / "saves" / NAME), str(tmp_path / "n1"), cold, owner.run)
+    assert own.inventory.folder == str(tmp_path / "n1" / "costguard-checkpoints")
 
 
 @contextlib.contextmanager
