@@ -19,7 +19,7 @@ from costguard.checkpoints.faults import StoreError
 from costguard.checkpoints.hot import HotFiles
 from costguard.checkpoints.inventory import Inventory
 from costguard.checkpoints.manifest import Level
-from costguard.checkpoints.recovery import find_orphans, recover
+from costguard.checkpoints.recovery import Orphans, find_orphans, recover
 from costguard.checkpoints.room import Room
 from costguard.checkpoints.store import LocalStore
 from costguard.checkpoints.stripping import stripped_id
@@ -157,6 +157,10 @@ class World:
         seen = " ".join(str(p) for p in self.root.rglob("*"))
         seen += " ".join(p.read_text(errors="replace") for p in (self.root / "hot" / "inventory").glob("*.json"))
         return next(name for name in (f"att{n}" for n in range(10**6)) if name not in seen)
+
+    def orphans(self) -> Orphans:
+        """What nobody needs in the cold tier."""
+        return find_orphans(self.room)
 
     def close(self) -> None:
         """What the system does when a process ends."""
@@ -334,10 +338,13 @@ def search(
     start: Path,
     scratch: Path,
     truth: Truth,
-    operation: Callable[[Room], None],
+    operation: Callable[[Any], None],
     *,
     may_expire: bool = False,
     orphans: bool = False,
+    world: Callable[..., World] = World,
+    recovery: Callable[[Any], Any] = recover,
+    deep: bool = True,
 ) -> Search:
     """Do an operation, dying at each step in each way; recover from each state, dying at each step of that too.
 
@@ -350,34 +357,37 @@ def search(
         operation: What is done.
         may_expire: Whether it deletes checkpoints.
         orphans: Whether the world begins with orphans, which only a collection clears away.
+        world: Makes the world of a life, of a folder and a fate.
+        recovery: What is done after a death.
+        deep: Whether there are deaths in the recovery too.
     """
     found = Search()
     scratch.mkdir()
     numbers = iter(range(10**9))
 
-    def life(state: Path, do: Callable[[Room], None], fate: Fate) -> World:
+    def life(state: Path, do: Callable[[Any], None], fate: Fate) -> World:
         # Records hold whole paths, so every life is lived at one place and then laid aside.
         if start.exists():
             shutil.rmtree(start)
         shutil.copytree(state, start, symlinks=True)
-        world = World(start, fate)
+        lived = world(start, fate)
         try:
-            do(world.room)
+            do(lived.room)
         except Died:
             assert fate.dead
         else:
             assert not fate.dead, "a death was swallowed"
-        world.close()
-        return world
+        lived.close()
+        return lived
 
-    def deaths(state: Path, do: Callable[[Room], None], names: list[str]) -> Iterator[World]:
+    def deaths(state: Path, do: Callable[[Any], None], names: list[str]) -> Iterator[World]:
         for at, name in enumerate(names, 1):
             for how in ways(name):
-                world = life(state, do, Fate(at, how))
-                assert world.fate.dead, (at, how, name)
+                died = life(state, do, Fate(at, how))
+                assert died.fate.dead, (at, how, name)
                 found.deaths += 1
                 truth.assert_safe(start, may_expire)
-                yield world
+                yield died
 
     first = scratch / "first"
     shutil.copytree(start, first, symlinks=True)
@@ -392,23 +402,23 @@ def search(
         start.rename(aside)
         return aside
 
-    def take(world: World, waiting: list[Path]) -> None:
-        key = world.key()
+    def take(died: World, waiting: list[Path]) -> None:
+        key = died.key()
         if key not in seen:
             seen.add(key)
             waiting.append(laid_aside())
 
     waiting: list[Path] = []
-    for world in deaths(first, operation, whole.fate.names):
-        take(world, waiting)
+    for died in deaths(first, operation, whole.fate.names):
+        take(died, waiting)
     while waiting:
         state = waiting.pop()
-        recovered = life(state, recover, Fate())
+        recovered = life(state, recovery, Fate())
         truth.assert_safe(start, may_expire)
         once = recovered.key()
-        assert_recovered(once, laid_aside(), life, operation, end, orphans)
-        for world in deaths(state, recover, recovered.fate.names):
-            take(world, waiting)
+        assert_recovered(once, laid_aside(), life, operation, end, orphans, recovery)
+        for died in deaths(state, recovery, recovered.fate.names) if deep else ():
+            take(died, waiting)
         shutil.rmtree(state)
     found.states = len(seen)
     life(first, operation, Fate())
@@ -419,16 +429,17 @@ def assert_recovered(
     once: str,
     aside: Path,
     life: Callable[..., World],
-    finish: Callable[[Room], None],
+    finish: Callable[[Any], None],
     end: str,
     littered: bool,
+    recovery: Callable[[Any], Any],
 ) -> None:
     """Recovering again changes nothing, no orphan is left, and going on leads to where no death would have led."""
     told: list[Any] = []
-    twice = life(aside, lambda room: told.append(recover(room)), Fate())
+    twice = life(aside, lambda room: told.append(recovery(room)), Fate())
     assert twice.key() == once, told
     assert told[0].problems == []
-    orphans = find_orphans(World(twice.root).room)
+    orphans = twice.orphans()
     assert littered or (orphans.keys, orphans.uploads, orphans.tombstones) == ((), 0, ())
     last = life(aside, finish, Fate())
     assert last.key() == end, sorted(str(p) for p in last.root.rglob("*"))

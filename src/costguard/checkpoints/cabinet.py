@@ -55,27 +55,39 @@ class Cold:
         return None if self.storage_class is None else storage_class(self.storage_class)
 
 
-def open_room(root: str, cold: Cold, run: str | None = None) -> Room:
+def open_room(root: str, cold: Cold, run: str | None = None, part_of: str | None = None) -> Room:
     """Open the checkpoints of a folder, which are listed there from now on.
 
     Args:
         root: Folder that the training's checkpoints lie in or below.
         cold: Where what is demoted goes.
         run: Name in the cold store of a folder that has none yet; a new one if `None`.
+        part_of: On a node that only has shards of another one's checkpoints, the name of that one's `Room.run`: both
+            say it in the cold store.
 
     Raises:
-        ConfigError: If the cold store cannot be opened.
+        ConfigError: If the cold store cannot be opened, or copies of another run are known here.
     """
     folder = os.path.join(os.path.abspath(root), FOLDER)
     said = _read(folder)
-    name = said.get("run") or run or f"{os.path.basename(os.path.abspath(root)) or 'run'}-{new_id()[:8]}"
+    _check_same_run(folder, said.get("run"), part_of)
+    own = said.get("run") or run or f"{os.path.basename(os.path.abspath(root)) or 'run'}-{new_id()[:8]}"
+    name = part_of or own
     url = cold.url or said.get("cold")
     place = None if url is None else _plain(url)
     _check_same_place(folder, said.get("cold"), place)
     chosen = said.get("storage_class") if cold.storage_class is None else _said(cold.storage_class)
     prices = _class(chosen)  # what cannot be used is not written down
     required = cold.required or _level(folder, said)
-    _note(folder, run=name, cold=place, storage_class=chosen, verify=required.name.lower())
+    said = _note(
+        folder,
+        run=name,
+        cold=place,
+        storage_class=chosen,
+        verify=required.name.lower(),
+        node=said.get("node") or new_id()[:8],
+        owner=part_of is None and said.get("owner", True),
+    )
     store = None
     if url is not None:
         store = open_store(
@@ -93,6 +105,8 @@ def open_room(root: str, cold: Cold, run: str | None = None) -> Room:
         required=required,
         pace=Pace(cold.bytes_per_s),
         storage_class=prices,
+        node=said["node"],
+        owner=said["owner"],
     )
 
 
@@ -118,6 +132,30 @@ def reopen_room(root: str, cold: Cold, run: str | None = None, *, holds_any: boo
         if holds_any and run not in there:
             raise RunNotFoundError(f"{store.url} holds no checkpoint of {run or 'any run'}; is it the right place?")
     return open_room(root, cold, run)
+
+
+def part_room(path: str, root: str, cold: Cold, run: str) -> Room:
+    """Open the list of a node that has a part of a checkpoint on its own disk.
+
+    Args:
+        path: The checkpoint.
+        root: Folder that was trained in. Where all nodes share it, the owner's list lies there, and the node's own
+            beside the checkpoint.
+        cold: Where what is demoted goes.
+        run: Name of the owner's `Room.run`.
+
+    Raises:
+        ConfigError: If the cold store cannot be opened, or copies of another run are known here.
+    """
+    said = _read(os.path.join(os.path.abspath(root), FOLDER))
+    shared = said.get("run") == run and said.get("owner", True)
+    return open_room(os.path.dirname(os.path.abspath(path)) if shared else root, cold, part_of=run)
+
+
+def has_parts(root: str, run: str) -> bool:
+    """Whether there is a list of parts of a run's checkpoints in a folder."""
+    said = _read(os.path.join(os.path.abspath(root), FOLDER))
+    return said.get("run") == run and not said.get("owner", True)
 
 
 def room_above(path: str, **options: Any) -> Room:
@@ -240,6 +278,18 @@ def _check_same_place(folder: str, before: str | None, now: str | None) -> None:
         raise config_error(
             f"cold={now!r}: {len(there)} checkpoints of this folder are in {before}; go on with that, or train in "
             "another default_root_dir."
+        )
+
+
+def _check_same_run(folder: str, before: str | None, now: str | None) -> None:
+    """Refuse to hold parts of another run while copies of the one before are known: their keys begin with its name."""
+    if before is None or now is None or before == now:
+        return
+    there = [r for r in Inventory(folder, HotFiles()).records() if r.cold_since_ns is not None]
+    if there:
+        raise config_error(
+            f"{folder}: {len(there)} checkpoints of the run {before} are listed on this node, and its first node goes "
+            f"by {now}; train in another default_root_dir, or move that folder aside."
         )
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import pickletools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from costguard.checkpoints.digest import Digest, expected_etag, part_bytes_for
 from costguard.checkpoints.faults import CheckpointError, MismatchError, RefusedError
 from costguard.checkpoints.hot import FileFact, remove_tree
 from costguard.checkpoints.inventory import FACTS, Record, check_kinds
+from costguard.checkpoints.mailbox import tell_nodes
 from costguard.checkpoints.manifest import FileEntry, Level, Manifest, check_paths
 from costguard.checkpoints.room import Room, drop_attempt, unprotected
 
@@ -20,7 +22,7 @@ def demote(room: Room, id: str) -> Record:
     """Make a complete, verified and committed cold copy; the hot one stays.
 
     Args:
-        room: The run's checkpoints.
+        room: The run's checkpoints; where shards are on other nodes, its `gather` has them sent.
         id: Which one.
 
     Returns:
@@ -37,14 +39,17 @@ def demote(room: Room, id: str) -> Record:
             return record
         if record.state != "hot":
             raise RefusedError(f"checkpoint {id} is on its way already; recover first.")
-        _check_demotable(room, record)
+        check_demotable(room, record)
+        if room.gather is not None and missing_shards(room, record):
+            return room.gather(room, id)
+        check_shards(room, record)
         attempt = room.new_id()
         record = room.inventory.update(record, state="demoting", attempt=attempt, problem="")
         try:
             manifest = upload(room, record, attempt)
             return commit(room, record, manifest)
         except Exception as error:
-            _give_up(room, record, attempt, error)
+            give_up(room, record, attempt, error)
             raise
 
 
@@ -89,7 +94,7 @@ def check_cold(room: Room, record: Record, manifest: Manifest) -> None:
     if room.cold.head(room.tombstone_key(record.id)) is not None:
         raise MismatchError(f"{record.id}: its cold copy is being deleted.")
     for entry in manifest.files:
-        key = room.data_key(manifest, entry.path)
+        key = room.data_key(manifest, entry.place)
         if verify(room, key, entry, Level.SIZE) < Level.ETAG == manifest.level:
             raise MismatchError(f"{room.cold.url}: {key} has another tag than it had; the hot copy stays.")
 
@@ -97,8 +102,10 @@ def check_cold(room: Room, record: Record, manifest: Manifest) -> None:
 def let_go(room: Room, record: Record) -> Record:
     """Move the hot copy aside and delete it; each step can be done again.
 
-    What is at the path now and is not what was hashed is somebody else's, and stays.
+    What is at the path now and is not what was hashed is somebody else's, and stays. Other nodes are told first:
+    what they have goes by this node's decision, and once this record is cold nobody would tell them.
     """
+    tell_nodes(room, record, "release")
     if room.files.scan(record.path) == record.fingerprint:
         record = room.inventory.update(record, state="releasing")
         trash = room.trash(record)
@@ -131,7 +138,23 @@ def empty_trash(room: Room, record: Record) -> None:
     room.files.remove_folder(os.path.dirname(trash))
 
 
-def _check_demotable(room: Room, record: Record) -> None:
+def check_demotable(room: Room, record: Record) -> None:
+    """Refuse a part of a checkpoint, and what must not be sent.
+
+    Raises:
+        RefusedError: If it is one.
+    """
+    if record.part:
+        raise RefusedError(f"{record.path} is a part of a checkpoint; the node that has its .metadata moves it.")
+    check_sendable(room, record)
+
+
+def check_sendable(room: Room, record: Record) -> None:
+    """Refuse what is unfinished, has changed, or could not be restored.
+
+    Raises:
+        RefusedError: If it is.
+    """
     if not record.complete:
         raise RefusedError(f"checkpoint {record.id} (step {record.step}) stays: its save is not known to have ended.")
     if room.files.scan(record.path) != record.fingerprint:
@@ -139,7 +162,6 @@ def _check_demotable(room: Room, record: Record) -> None:
     check_kinds(record.path, record.fingerprint)
     # What a restore would refuse is not sent.
     check_paths(_manifest(room, record, "none", [_unhashed(f) for f in record.fingerprint if f.kind == "file"], 0))
-    check_shards(room, record)
 
 
 def _unhashed(fact: FileFact) -> FileEntry:
@@ -147,20 +169,35 @@ def _unhashed(fact: FileFact) -> FileEntry:
 
 
 def check_shards(room: Room, record: Record) -> None:
-    """Refuse a distributed checkpoint of which a shard is on another node's disk.
+    """Refuse a distributed checkpoint of which a shard is on another node's disk."""
+    missing = sorted(missing_shards(room, record))
+    if missing:
+        raise RefusedError(
+            f"{record.path}: {len(missing)} shards that its .metadata names are not here, such as {missing[0]}; "
+            "they may be on another node's disk, so it stays."
+        )
 
-    Its `.metadata` names every shard. It is a pickle, so it is only scanned for names, never loaded.
+
+def missing_shards(room: Room, record: Record) -> set[str]:
+    """Relative paths of the shards that a hot checkpoint's own `.metadata` names and that are not here."""
+    return named_shards(room, record) - files_of(record)
+
+
+def files_of(record: Record) -> set[str]:
+    """Relative paths of the files that were taken up."""
+    return {fact.path for fact in record.fingerprint if fact.kind == "file"}
+
+
+def named_shards(room: Room, record: Record) -> set[str]:
+    """Relative paths of the shards that each `.metadata` of a checkpoint names, here or not.
+
+    It is a pickle, so it is only scanned for names, never loaded.
     """
-    names = {fact.path for fact in record.fingerprint if fact.kind == "file"}
-    for path in (p for p in names if os.path.basename(p) == ".metadata"):
-        folder = path[: -len(".metadata")]
+    found: set[str] = set()
+    for path in (p for p in files_of(record) if os.path.basename(p) == ".metadata"):
         data = room.files.read(os.path.join(record.path, path))
-        missing = sorted(shard for shard in shards_in(data) if folder + shard not in names)
-        if missing:
-            raise RefusedError(
-                f"{record.path}: {len(missing)} shards that its .metadata names are not here, such as {missing[0]}; "
-                "they may be on another node's disk, so it stays."
-            )
+        found |= {path[: -len(".metadata")] + shard for shard in shards_in(data)}
+    return found
 
 
 def shards_in(metadata: bytes) -> set[str]:
@@ -173,7 +210,14 @@ def shards_in(metadata: bytes) -> set[str]:
     return found
 
 
-def upload(room: Room, record: Record, attempt: str, source: str | None = None) -> Manifest:
+def upload(
+    room: Room,
+    record: Record,
+    attempt: str,
+    source: str | None = None,
+    node: str | None = None,
+    before_each: Callable[[], None] = lambda: None,
+) -> Manifest:
     """Send every file and verify it.
 
     Args:
@@ -181,6 +225,8 @@ def upload(room: Room, record: Record, attempt: str, source: str | None = None) 
         record: The checkpoint.
         attempt: Name of this upload.
         source: Where its files lie, its path if `None`.
+        node: This node, where several send to one upload.
+        before_each: Called before each file; what it raises ends the upload.
 
     Returns:
         The manifest of what the store holds now.
@@ -193,11 +239,12 @@ def upload(room: Room, record: Record, attempt: str, source: str | None = None) 
     name = os.path.basename(record.path)
     level = Level.CONTENT
     entries: list[FileEntry] = []
-    prefix = room.data_prefix(record.id, attempt)
+    prefix = room.data_prefix(record.id, attempt) + ("" if node is None else f"{node}/")
     for fact in record.fingerprint:
         if fact.kind == "file":
+            before_each()
             key = prefix + (fact.path or name)
-            entry = _send(room, source, fact, key)
+            entry = replace(_send(room, source, fact, key), node=node)
             level = min(level, verify(room, key, entry, room.required))
             entries.append(entry)
     if room.files.scan(source) != record.fingerprint:
@@ -326,17 +373,24 @@ def committed_record(room: Room, record: Record, manifest: Manifest, sha256: str
         "manifest_sha256": sha256,
         "level": manifest.level,
         "storage_class": manifest.storage_class,
+        "nodes": manifest.nodes,
         "problem": "",
     }
     return room.inventory.update(record, **{**noted, **changes})
 
 
-def _give_up(room: Room, record: Record, attempt: str, error: Exception) -> None:
+def give_up(
+    room: Room,
+    record: Record,
+    attempt: str,
+    error: Exception,
+    drop: Callable[[Room, str, str], None] = drop_attempt,
+) -> None:
     """Leave the hot copy as it was; what was sent is deleted if the store lets us, else by the next recovery."""
     try:
         found = room.read_manifest(record.id)
         if found is None or found[0].attempt != attempt:
-            drop_attempt(room, record.id, attempt)
+            drop(room, record.id, attempt)
             room.inventory.update(record, state="hot", attempt=None, problem=str(error)[:500])
     except (CheckpointError, OSError):
         # It stays `demoting`, with the name of its attempt: recovery looks again.

@@ -8,6 +8,7 @@ import os
 from costguard.checkpoints.demotion import empty_trash
 from costguard.checkpoints.faults import CheckpointError, RefusedError
 from costguard.checkpoints.inventory import Record
+from costguard.checkpoints.mailbox import clear_part, gathering_key, tell_nodes
 from costguard.checkpoints.restore import temp_gone
 from costguard.checkpoints.room import Room, unprotected
 
@@ -27,6 +28,8 @@ def expire(room: Room, id: str) -> None:
         record = room.inventory.get(id)
         if record.state == "stripping":
             raise RefusedError(f"checkpoint {id} is being made of {record.stripped_from}; recover first.")
+        if record.part:
+            raise RefusedError(f"{record.path} is a part of a checkpoint; the node that has its .metadata deletes it.")
         if record.state != "expiring":
             unprotected(room, record)
             record = room.inventory.update(record, state="expiring")
@@ -34,15 +37,22 @@ def expire(room: Room, id: str) -> None:
 
 
 def finish_expiry(room: Room, record: Record) -> None:
-    """Go on with an expiry from wherever it stopped."""
-    if room.store is not None and (record.cold_since_ns is not None or record.attempt is not None):
+    """Go on with an expiry from wherever it stopped; of a part only what this node has goes."""
+    owned = room.store is not None and not record.part
+    if owned and record.nodes:
+        room.cold.delete(gathering_key(room, record.id))
+    if owned and (record.cold_since_ns is not None or record.attempt is not None):
         delete_cold(room, record.id)
+    if record.part and record.attempt is not None:
+        clear_part(room, record)
     if room.files.scan(record.path) == record.fingerprint:
         trash = room.trash(record)
         room.files.make_folder(os.path.dirname(trash))
         room.files.rename(record.path, trash)
     empty_trash(room, record)
     temp_gone(room, record.path, record.id)
+    if owned:
+        tell_nodes(room, record, "expire")
     room.inventory.remove(record.id)
 
 

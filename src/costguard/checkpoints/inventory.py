@@ -68,6 +68,9 @@ class Record:
         reads: How many times it was brought back from its cold copy.
         hot_since_ns: When it was last brought back to the hot disk, `None` if it has been there since its save.
         hot_before_ns: Nanoseconds on the hot disk that are over, `None` if nobody saw them end.
+        part: Whether it is only what this node has of a checkpoint whose `.metadata` is on another node.
+        nodes: Nodes that have parts of it, or are asked for them; none where one disk has all of it.
+        hashes: SHA-256 of each file of a part, by its path, as it was sent.
     """
 
     id: str
@@ -102,6 +105,9 @@ class Record:
     reads: int = 0
     hot_since_ns: int | None = None
     hot_before_ns: int | None = None
+    part: bool = False
+    nodes: tuple[str, ...] = ()
+    hashes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def tier(self) -> Tier:
@@ -131,8 +137,8 @@ class Record:
             size_bytes=self.size_bytes,
             tier=self.tier,
             cold_since_ns=self.cold_since_ns,
-            # What is being made of another one is no checkpoint yet: that one is.
-            complete=self.complete and self.state != "stripping",
+            # What is being made of another one is no checkpoint yet, that one is; nor is what one node has of it.
+            complete=self.complete and not self.part and self.state != "stripping",
             pinned=self.pinned,
             resumed_from=self.resumed_from,
             released=self.released,
@@ -162,6 +168,7 @@ class Record:
                 raise CheckpointError("it is of a newer version")
             raw["fingerprint"] = tuple(FileFact.from_json(each) for each in raw["fingerprint"])
             raw["aliases"] = tuple(raw["aliases"])
+            raw["nodes"] = tuple(raw.get("nodes", ()))
             record = Record(**raw)
             return record if record.state in _TIERS else _unreadable()
         except (ValueError, TypeError, KeyError, AttributeError):
@@ -271,11 +278,26 @@ class Inventory:
     def save(self, record: Record) -> Record:
         """Write a record in place of the one before it; whole or not at all."""
         path = self._path(record.id)
-        below = record.path.startswith(self._base + os.sep)
-        kept = replace(record, path=os.path.relpath(record.path, self._base)) if below else record
+        kept = replace(record, path=self.short(record.path))
         self._files.write(path + ".tmp", kept.encode())
         self._files.rename(path + ".tmp", path)
         return record
+
+    def short(self, path: str) -> str:
+        """A path as it is written down: relative to the folder beside which all is kept, if it is below that."""
+        return os.path.relpath(path, self._base) if path.startswith(self._base + os.sep) else path
+
+    def rename(self, record: Record, id: str, **changes: Any) -> Record:
+        """Give a part the id of the checkpoint that it is of; a death in between leaves it under both."""
+        with self._guard:
+            if record.id == id:
+                return self.update(record, **changes)
+            before = self.get(record.id)
+            if before.pinned:
+                self._files.write(self._pin(id), b"")
+            named = self.save(replace(before, id=id, **changes))
+            self.remove(record.id)
+            return named
 
     def update(self, record: Record, **changes: Any) -> Record:
         """Change some fields of a record as it is now: what others have changed meanwhile stays."""
@@ -394,7 +416,8 @@ class Inventory:
 
     def newest_complete(self) -> Record | None:
         """The newest checkpoint whose save has ended and whose hot files are there, `None` if there is none."""
-        return next((r for r in reversed(self.records()) if r.complete and self.there(r)), None)
+        whole = (r for r in reversed(self.records()) if r.complete and not r.part)
+        return next((r for r in whole if self.there(r)), None)
 
     def _load(self) -> tuple[list[Record], list[str]]:
         records: list[Record] = []

@@ -34,6 +34,7 @@ class FileEntry:
         part_bytes: Bytes of each part but the last.
         part_md5s: Hash of each part, so that a restore goes on where it stopped.
         mtime_ns: When it was written on the hot disk.
+        node: Node that had it on its own disk, `None` where one disk had all.
     """
 
     path: str
@@ -42,6 +43,17 @@ class FileEntry:
     part_bytes: int
     part_md5s: tuple[str, ...]
     mtime_ns: int
+    node: str | None = None
+
+    @property
+    def place(self) -> str:
+        """Its place below the objects of its upload: each node writes to keys of its own."""
+        return self.path if self.node is None else f"{self.node}/{self.path}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; where one disk had all it is as it was before there were nodes."""
+        data = {f.name: getattr(self, f.name) for f in fields(self)}
+        return data if self.node is not None else {k: v for k, v in data.items() if k != "node"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +97,11 @@ class Manifest:
         """Bytes of all files."""
         return sum(entry.size for entry in self.files)
 
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Nodes that had its files on disks of their own, sorted; none where one disk had all."""
+        return tuple(sorted({entry.node for entry in self.files if entry.node is not None}))
+
     def same_content(self, other: Manifest) -> bool:
         """Whether both describe the same bytes under the same names."""
         return {(e.path, e.sha256) for e in self.files} == {(e.path, e.sha256) for e in other.files}
@@ -92,7 +109,7 @@ class Manifest:
     def encode(self) -> bytes:
         """As JSON."""
         data = {f.name: getattr(self, f.name) for f in fields(self)}
-        data["files"] = [{f.name: getattr(entry, f.name) for f in fields(entry)} for entry in self.files]
+        data["files"] = [entry.to_json() for entry in self.files]
         return json.dumps({"schema": SCHEMA, **data}, sort_keys=True, separators=(",", ":")).encode()
 
     @staticmethod
@@ -132,7 +149,8 @@ def _entry(raw: Mapping[str, Any]) -> FileEntry:
 
 
 def _check_kinds(manifest: Manifest) -> None:
-    texts = (manifest.id, manifest.run, manifest.attempt, manifest.name, manifest.path, manifest.storage_class or "")
+    texts = [manifest.id, manifest.run, manifest.attempt, manifest.name, manifest.path, manifest.storage_class or ""]
+    texts += [entry.node for entry in manifest.files if entry.node is not None]
     whole = (manifest.level, manifest.put_ns, *(e.mtime_ns for e in manifest.files))
     if not all(isinstance(text, str) for text in texts) or not all(isinstance(n, int) for n in whole):
         raise ValueError("another kind of value")
@@ -148,10 +166,10 @@ def check_paths(manifest: Manifest) -> None:
     Raises:
         RefusedError: If a name is a path, a path climbs, or a link leads out.
     """
-    _check_name(manifest.id)
-    _check_name(manifest.attempt)
-    for name in (manifest.name, *manifest.aliases):
-        _check_name(name)
+    check_name(manifest.id)
+    check_name(manifest.attempt)
+    for name in (manifest.name, *manifest.aliases, *(e.node for e in manifest.files if e.node is not None)):
+        check_name(name)
     if manifest.kind == "file":
         if [e.path for e in manifest.files] != [""] or manifest.folders or manifest.links:
             raise RefusedError("the manifest of one file names others.")
@@ -185,7 +203,12 @@ def check_relative(path: str) -> None:
         raise RefusedError(f"the path {path!r} of a manifest leads out of the checkpoint.")
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
+    """Refuse a name that is no plain one.
+
+    Raises:
+        RefusedError: If it is a path.
+    """
     check_relative(name)
     if "/" in name:
         raise RefusedError(f"the name {name!r} of a manifest is a path.")

@@ -12,7 +12,10 @@ from typing import Final
 from costguard.checkpoints.demotion import bring_back, check_cold, committed_record, let_go
 from costguard.checkpoints.expiry import delete_cold, finish_expiry
 from costguard.checkpoints.faults import CheckpointError, MismatchError, RefusedError
+from costguard.checkpoints.gathering import drop_gathering
 from costguard.checkpoints.inventory import Record
+from costguard.checkpoints.mailbox import GATHER, close_gathering, gathering_key, look, open_ids
+from costguard.checkpoints.parts import settle
 from costguard.checkpoints.restore import abandon_restore, finish_restore
 from costguard.checkpoints.room import Room, drop_attempt, unprotected
 from costguard.checkpoints.stripping import go_on
@@ -62,21 +65,34 @@ def recover(room: Room) -> Recovery:
 
 def _demoting(room: Room, record: Record, told: Recovery) -> None:
     """Committed: note it. Not committed: throw the attempt away, the hot copy was never touched."""
+    if record.part:
+        state = settle(room, record).state
+        if state != "demoting":  # else its owner is still gathering
+            told.done.append(f"{record.id}: what was sent of it is {'committed' if state == 'both' else 'thrown away'}")
+        return
     attempt = record.attempt or ""
+    drop = drop_gathering if record.nodes else drop_attempt
     found = room.read_manifest(record.id)
     if found is not None:
         manifest, sha256 = found
         try:
             check_cold(room, record, manifest)
-        except MismatchError:
-            discard_cold(room, record.id)
+        except MismatchError as error:
+            if not record.nodes:
+                discard_cold(room, record.id)
+                raise
+            # Whether the other nodes still have all of it is not known here: nothing of the cold copy is deleted.
+            close_gathering(room, record.id, attempt)
+            room.inventory.update(record, state="hot", attempt=None, problem=str(error)[:500])
             raise
         if manifest.attempt != attempt:
-            drop_attempt(room, record.id, attempt)
+            drop(room, record.id, attempt)
+        if record.nodes:
+            close_gathering(room, record.id, attempt)
         committed_record(room, record, manifest, sha256)
         told.done.append(f"{record.id}: its cold copy is committed")
         return
-    drop_attempt(room, record.id, attempt)
+    drop(room, record.id, attempt)
     room.inventory.update(record, state="hot", attempt=None)
     told.done.append(f"{record.id}: its upload was thrown away")
 
@@ -89,12 +105,12 @@ def discard_cold(room: Room, id: str) -> None:
         id: Which one.
 
     Raises:
-        RefusedError: If there is no hot copy.
+        RefusedError: If there is no hot copy, or other nodes have parts of it.
     """
     with room.hold():
         record = room.inventory.get(id)
-        if not room.inventory.there(record):
-            raise RefusedError(f"checkpoint {id} has no hot copy; what there is of its cold one stays.")
+        if record.nodes or not room.inventory.there(record):
+            raise RefusedError(f"checkpoint {id} has no whole hot copy here; what there is of its cold one stays.")
         room.inventory.update(record, state="demoting", attempt=record.attempt or "discarded")
         delete_cold(room, id)
         room.inventory.update(record, state="hot", attempt=None, cold_since_ns=None, manifest_sha256=None, level=0)
@@ -161,7 +177,12 @@ class Orphans:
 
 
 def find_orphans(room: Room) -> Orphans:
-    """Look for what nobody needs, and touch nothing."""
+    """Look for what nobody needs, and touch nothing.
+
+    A node that only holds parts cannot tell what the owner of the checkpoints needs, and finds nothing.
+    """
+    if not room.owner:
+        return Orphans()
     busy = {(r.id, r.attempt or "") for r in room.inventory.records()}
     known = {r.id for r in room.inventory.records()}
     keys: list[str] = []
@@ -170,7 +191,7 @@ def find_orphans(room: Room) -> Orphans:
     foreign: list[str] = []
     for id, names in _by_id(room).items():
         prefix = room.prefix(id)
-        live = _live_attempt(room, id) if "MANIFEST.json" in names else None
+        live = _live_keys(room, id) if "MANIFEST.json" in names else set()
         if "TOMBSTONE.json" in names:
             tombstones.append(id)
         if "MANIFEST.json" in names and id not in known:
@@ -179,10 +200,12 @@ def find_orphans(room: Room) -> Orphans:
             parts = name.split("/")
             if name in ("MANIFEST.json", "TOMBSTONE.json"):
                 continue
-            if parts[0] != "data" or len(parts) < 3:
+            if parts[0] not in ("data", "parts") or len(parts) < 3:
                 unknown.append(prefix + name)
-            elif live != "?" and parts[1] != live and (id, parts[1]) not in busy:
+            elif live is not None and prefix + name not in live and (id, parts[1]) not in busy:
                 keys.append(prefix + name)
+    gathered = {r.id for r in room.inventory.records() if r.state == "demoting"}
+    keys += [gathering_key(room, id) for id in open_ids(room, look(room)) if id not in gathered]
     facts = [room.cold.head(key) for key in keys]
     uploads = [u for u in room.cold.uploads(f"{room.run}/") if not _is_busy(room, u.key, busy)]
     return Orphans(
@@ -201,6 +224,8 @@ def collect(room: Room) -> Recovery:
     Only for the one machine that owns the run: another one's upload in progress would look like an orphan, and
     its demotion would then fail its verification and be done again.
 
+    A node that only holds parts leaves the cold store to their owner.
+
     Args:
         room: The run's checkpoints.
     """
@@ -213,7 +238,7 @@ def collect(room: Room) -> Recovery:
         for name in room.files.listing(room.inventory.folder):
             if name.endswith(".json.tmp"):
                 room.files.remove(os.path.join(room.inventory.folder, name))
-        if room.store is not None:
+        if room.store is not None and room.owner:
             _collect_cold(room, told)
     return told
 
@@ -239,8 +264,13 @@ def _collect_cold(room: Room, told: Recovery) -> None:
 
 
 def rebuild(room: Room) -> list[Record]:
-    """Take up every committed cold copy that the inventory does not know, as after the loss of the hot disk."""
+    """Take up every committed cold copy that the inventory does not know, as after the loss of the hot disk.
+
+    A node that only holds parts takes up none: they are their owner's.
+    """
     taken: list[Record] = []
+    if not room.owner:
+        return taken
     with room.hold():
         known = {r.id for r in room.inventory.records()}
         for id, names in _by_id(room).items():
@@ -252,13 +282,13 @@ def rebuild(room: Room) -> list[Record]:
     return taken
 
 
-def _live_attempt(room: Room, id: str) -> str | None:
-    """The attempt that a manifest names; `?` where it cannot be read: then everything there stays."""
+def _live_keys(room: Room, id: str) -> set[str] | None:
+    """Keys that a manifest names; `None` where it cannot be read: then everything there stays."""
     try:
         found = room.read_manifest(id)
     except CheckpointError:
-        return "?"
-    return found[0].attempt if found else None
+        return None
+    return {room.data_key(found[0], entry.place) for entry in found[0].files} if found else set()
 
 
 def _is_busy(room: Room, key: str, busy: set[tuple[str, str]]) -> bool:
@@ -272,6 +302,6 @@ def _by_id(room: Room) -> dict[str, list[str]]:
     start = len(room.run) + 1
     for key in room.cold.listing(f"{room.run}/"):
         id, slash, name = key[start:].partition("/")
-        if slash:
+        if slash and id != GATHER:
             found[id].append(name)
     return dict(found)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
 import posixpath
+from dataclasses import replace
 
 from costguard.checkpoints.demotion import bring_back
 from costguard.checkpoints.digest import md5_of
 from costguard.checkpoints.faults import ArchivedError, CheckpointError, MismatchError, RefusedError, StoreError
 from costguard.checkpoints.hot import remove_tree
 from costguard.checkpoints.inventory import Record
+from costguard.checkpoints.mailbox import withdraw
 from costguard.checkpoints.manifest import FileEntry, Manifest
 from costguard.checkpoints.room import Room
 from costguard.units import format_money
@@ -20,7 +23,8 @@ from costguard.units import format_money
 def restore(room: Room, id: str, to: str | None = None) -> str:
     """Bring a checkpoint back to where it was, or make a copy of it elsewhere.
 
-    A restore that was interrupted goes on where it stopped.
+    A restore that was interrupted goes on where it stopped. Where several nodes had parts of it, each brings its own
+    back to where they were; a copy elsewhere is of all of it.
 
     Args:
         room: The run's checkpoints.
@@ -43,6 +47,9 @@ def restore(room: Room, id: str, to: str | None = None) -> str:
             record = room.inventory.update(record, state="both")
         if record.state in ("releasing", "expiring"):
             raise RefusedError(f"checkpoint {id} is {record.state}; recover first.")
+        if to is None and record.nodes:
+            with contextlib.suppress(StoreError):  # what is here needs no store
+                withdraw(room, record, "release")  # decided before it was wanted back
         if to is None and room.inventory.there(record):
             return record.path
         if record.cold_since_ns is None:
@@ -51,6 +58,8 @@ def restore(room: Room, id: str, to: str | None = None) -> str:
         target = os.path.abspath(to) if to is not None else record.path
         if room.cold.head(room.tombstone_key(id)) is not None:
             raise RefusedError(f"checkpoint {id} is being deleted.")
+        if to is None:
+            manifest = portion(record, manifest)
         if room.files.scan(target):
             _already_there(room, manifest, target)
         else:
@@ -98,10 +107,30 @@ def _arrived(room: Room, record: Record, target: str) -> str:
 
 def finish_restore(room: Room, record: Record) -> bool:
     """Note a restore that had come to its end but for the note; says whether it had."""
-    if not room.files.scan(record.path) or not holds(room, room.committed(record), record.path):
+    if not room.files.scan(record.path):
+        return False
+    if not holds(room, portion(record, room.committed(record)), record.path):
         return False
     _arrived(room, record, record.path)
     return True
+
+
+def portion(record: Record, manifest: Manifest) -> Manifest:
+    """What a manifest tells of the files that this disk had: all of them, unless several nodes had parts.
+
+    Args:
+        record: The checkpoint on this node.
+        manifest: Of all of it.
+    """
+    if not record.nodes:
+        return manifest
+    had = {fact.path for fact in record.fingerprint}
+    return replace(
+        manifest,
+        files=tuple(entry for entry in manifest.files if entry.path in had),
+        folders=tuple(folder for folder in manifest.folders if folder in had),
+        links={path: target for path, target in manifest.links.items() if path in had},
+    )
 
 
 def abandon_restore(room: Room, record: Record) -> None:
@@ -152,7 +181,7 @@ def _fetch(room: Room, record: Record, manifest: Manifest, target: str, *, own: 
 
 def _fetch_file(room: Room, manifest: Manifest, entry: FileEntry, path: str) -> None:
     """Append part after part to what is right so far."""
-    key = room.data_key(manifest, entry.path)
+    key = room.data_key(manifest, entry.place)
     have = _good_parts(room, entry, path)
     for number in range(have, len(entry.part_md5s)):
         start = number * entry.part_bytes
@@ -216,7 +245,7 @@ def _check_readable(room: Room, manifest: Manifest) -> None:
     """Say what an archived copy takes before anything is begun."""
     archived = thawing = 0
     for entry in manifest.files:
-        fact = room.cold.head(room.data_key(manifest, entry.path))
+        fact = room.cold.head(room.data_key(manifest, entry.place))
         if fact is None:
             raise MismatchError(f"{room.cold.url}: {entry.path or manifest.name} of {manifest.id} is not there.")
         archived += fact.archived
@@ -251,7 +280,7 @@ def thaw(room: Room, id: str, days: int = 7, speed: str = "Standard") -> int:
         manifest = room.committed(room.inventory.get(id))
         asked = 0
         for entry in manifest.files:
-            key = room.data_key(manifest, entry.path)
+            key = room.data_key(manifest, entry.place)
             fact = room.cold.head(key)
             if fact is not None and fact.archived and not fact.thawing:
                 room.cold.thaw(key, days, speed)
@@ -271,7 +300,7 @@ def check_copy(room: Room, id: str) -> int:
     manifest = room.committed(room.inventory.get(id))
     _check_readable(room, manifest)
     for entry in manifest.files:
-        key = room.data_key(manifest, entry.path)
+        key = room.data_key(manifest, entry.place)
         sha256 = hashlib.sha256()
         for start in range(0, entry.size, entry.part_bytes):
             end = min(start + entry.part_bytes, entry.size)

@@ -43,6 +43,9 @@ class Room:
         pace: Bandwidth.
         storage_class: Prices of the cold class, `None` if unknown.
         keep_newest: Whether the newest complete checkpoint never leaves the hot disk; off for an archive.
+        node: Name of this disk among those of the run.
+        gather: How a checkpoint is demoted of which shards are on other nodes; such a one stays if `None`.
+        owner: Whether this list is the run's own; off on a node that only holds parts of another one's checkpoints.
         new_id: Makes names of attempts.
         now_ns: Wall clock, ns since the epoch.
     """
@@ -56,6 +59,9 @@ class Room:
     pace: Pace = field(default_factory=Pace)
     storage_class: StorageClass | None = None
     keep_newest: bool = True
+    node: str = ""
+    owner: bool = True
+    gather: Callable[[Room, str], Record] | None = None
     new_id: Callable[[], str] = new_id
     now_ns: Callable[[], int] = time.time_ns
     _guard: threading.RLock = field(default_factory=threading.RLock)
@@ -124,9 +130,9 @@ class Room:
         """Of the objects of one upload."""
         return f"{self.run}/{id}/data/{attempt}/"
 
-    def data_key(self, manifest: Manifest, path: str) -> str:
-        """Of one file."""
-        return self.data_prefix(manifest.id, manifest.attempt) + (path or manifest.name)
+    def data_key(self, manifest: Manifest, place: str) -> str:
+        """Of one file, by its `FileEntry.place`."""
+        return self.data_prefix(manifest.id, manifest.attempt) + (place or manifest.name)
 
     def trash(self, record: Record) -> str:
         """Where a hot copy waits to be deleted: on the same disk, so that getting there is one rename."""
@@ -184,11 +190,19 @@ def unprotected(room: Room, record: Record) -> None:
 
 def drop_attempt(room: Room, id: str, attempt: str) -> None:
     """Delete what one upload has left, its unfinished uploads first."""
-    prefix = room.data_prefix(id, attempt)
+    clear(room, room.data_prefix(id, attempt))
+
+
+def clear(room: Room, prefix: str) -> None:
+    """Delete all objects below a prefix, unfinished uploads first.
+
+    Raises:
+        CheckpointError: If one is still there afterwards.
+    """
     for upload in room.cold.uploads(prefix):
         room.cold.abort(upload)
     for key in room.cold.listing(prefix):
         room.cold.delete(key)
     left = room.cold.listing(prefix)
     if left:
-        raise CheckpointError(f"{room.cold.url}: {len(left)} objects of {id} are still there after their deletion.")
+        raise CheckpointError(f"{room.cold.url}: {len(left)} objects of {prefix} are still there after their deletion.")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import BinaryIO, Final, Protocol
 
 from costguard.checkpoints.faults import StoreError, store_error
 from costguard.syncing import sync_folder
@@ -101,6 +102,16 @@ class Store(Protocol):
         ...
 
 
+def _begun(path: str) -> BinaryIO:
+    """Begin a file; another process may remove the folder, empty as it is, before there is a file in it."""
+    for _ in range(_TRIES):
+        with contextlib.suppress(FileNotFoundError):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            return open(path, "xb")
+    raise FileNotFoundError(errno.ENOENT, "its folder is removed again and again", path)
+
+
+_TRIES: Final = 100
 _UPLOAD = re.compile(r".*\.upload-[0-9a-f]{16}", re.DOTALL)
 """A file that has not got its name yet; a key that looks like one is not taken."""
 
@@ -120,7 +131,6 @@ class LocalStore:
         """Write beside the place, flush, then give it its name."""
         path = self._new_path(key)
         with self._told(f"write {key}"):
-            os.makedirs(os.path.dirname(path), exist_ok=True)
             begun = f"{path}.upload-{secrets.token_hex(8)}"
             try:
                 written = self._write(begun, parts)
@@ -138,7 +148,6 @@ class LocalStore:
         """Write beside the place, flush, then link it there: a name is linked once only."""
         path = self._new_path(key)
         with self._told(f"write {key}"):
-            os.makedirs(os.path.dirname(path), exist_ok=True)
             begun = f"{path}.upload-{secrets.token_hex(8)}"
             self._write(begun, [data])
             try:
@@ -233,7 +242,7 @@ class LocalStore:
     @staticmethod
     def _write(path: str, parts: Iterable[bytes]) -> int:
         written = 0
-        with open(path, "xb") as file:
+        with _begun(path) as file:
             for part in parts:
                 written += file.write(part)
             file.flush()

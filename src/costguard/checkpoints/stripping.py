@@ -9,7 +9,14 @@ import os
 from dataclasses import replace
 from typing import Final
 
-from costguard.checkpoints.demotion import check_cold, committed_record, create_manifest, parts_of, upload
+from costguard.checkpoints.demotion import (
+    check_cold,
+    committed_record,
+    create_manifest,
+    missing_shards,
+    parts_of,
+    upload,
+)
 from costguard.checkpoints.expiry import delete_cold, finish_expiry
 from costguard.checkpoints.faults import CheckpointError, MismatchError, RefusedError, StoreError
 from costguard.checkpoints.hot import FileFact, remove_tree
@@ -114,6 +121,8 @@ def _begin(room: Room, full: Record) -> Record:
 def _make(room: Room, full: Record, slim: Record) -> tuple[Manifest, str]:
     """Write it beside the inventory, under no checkpoint's name, and commit it as any other."""
     check_kind(full.path, full.fingerprint)
+    if full.nodes or (room.inventory.there(full) and missing_shards(room, full)):
+        raise WholeError(f"{full.path}: its shards lie on the disks of several nodes, so it keeps its optimizer state.")
     work = _work(room, slim)
     target = os.path.join(work, "stripped")
     try:

@@ -25,6 +25,7 @@ from costguard.lightning.instances import Instances, Method
 from costguard.lightning.joining import callbacks_of
 from costguard.lightning.shield import metering
 from costguard.lightning.tiering_moves import Moves
+from costguard.lightning.tiering_nodes import Nodes
 from costguard.lightning.tiering_outlook import CheckpointOutlook
 from costguard.lightning.tiering_settings import Demote, Verify, checked
 from costguard.prices.storage import StorageClass
@@ -116,6 +117,7 @@ class CheckpointTiering(Callback):
     def _begin(self) -> None:
         self._instances = Instances()
         self._moves: Moves | None = None
+        self._nodes: Nodes | None = None
         self._elsewhere = False
         self._outlook: CheckpointOutlook | None = None
         self._patience_s = min(self._settings.finish_timeout, WAIT_AFTER_EXCEPTION_S)
@@ -140,6 +142,7 @@ class CheckpointTiering(Callback):
             raise config_error("CheckpointTiering: two in one Trainer; join their rules by `|` in one.")
         private.skip_unused_hooks(self)
         _on_first_rank(trainer, lambda: self._open(trainer), ConfigError)
+        self._nodes = Nodes(trainer, self._moves, self._settings.cold)
         strategy, wrap = trainer.strategy, self._instances.wrap
         wrap(trainer, "save_checkpoint", lambda original: self._saving(original, trainer))
         wrap(strategy.checkpoint_io, "remove_checkpoint", lambda original: self._removing(original, trainer))
@@ -179,6 +182,9 @@ class CheckpointTiering(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Everything is saved: give moves a last while; it is charged to them."""
+        if self._nodes is not None and self._moves is None:
+            with metering(), _charged(trainer, Activity.DEMOTION):
+                self._nodes.finish(self._settings.finish_timeout)
         if self._moves is None or self._outlook is None:
             return
         with metering(), _charged(trainer, Activity.DEMOTION):
@@ -234,6 +240,8 @@ class CheckpointTiering(Callback):
                 with metering():
                     if self._moves is not None:
                         self._moves.finish(self._patience_s)
+                    elif self._nodes is not None:
+                        self._nodes.finish(self._patience_s)
                 self._leave()
 
         return teardown
@@ -248,6 +256,9 @@ class CheckpointTiering(Callback):
         if self._moves is not None:
             self._moves.close()
             self._moves = None
+        if self._nodes is not None:
+            self._nodes.close()
+            self._nodes = None
 
     # -- what Lightning does with checkpoints -----------------------------------------------------------------
 
@@ -258,6 +269,9 @@ class CheckpointTiering(Callback):
             if self._moves is not None:
                 with metering(), _charged(trainer, Activity.METERING):
                     self._saved(trainer, self._moves, os.fspath(filepath), time.monotonic_ns() - begin)
+            elif self._nodes is not None:
+                with metering(), _charged(trainer, Activity.METERING):
+                    self._nodes.saved(os.path.abspath(os.fspath(filepath)), trainer.global_step)
             return result
 
         return save_checkpoint
@@ -300,6 +314,8 @@ class CheckpointTiering(Callback):
             if "://" not in path:
                 with _charged(trainer, Activity.RESTORE):
                     _on_first_rank(trainer, lambda: self._bring_back(trainer, os.path.abspath(path)), CheckpointError)
+                    if self._nodes is not None:
+                        self._nodes.bring_back(trainer, os.path.abspath(path))
             return original(checkpoint_path, *args, **kwargs)
 
         return load_checkpoint

@@ -59,6 +59,9 @@ class Moves:
         """Bytes of each checkpoint that was deleted."""
         self.figures = CheckpointFigures(room, settings.retention, settings.tiers, metered)
         self._effect = TransferEffect(metered)
+        self.closed = False
+        self.at_end: Callable[[], object] | None = None
+        """What is done when all is, at the end of training."""
         self._settings = settings
         self._stage_end: str | None = None
         self._pointers = pointers
@@ -66,7 +69,6 @@ class Moves:
         self._going: set[str] = set()
         self._guard = threading.Lock()
         self._wanted = False
-        self._closed = False
         self._told: set[str] = set()
         self._thread = TransferThread(self._tell)
         earlier = _EARLIER.get(room.inventory.folder)
@@ -74,7 +76,7 @@ class Moves:
         self._thread.submit("recover", lambda: self._begin(earlier))
 
     def _begin(self, earlier: TransferThread | None) -> None:
-        while earlier is not None and not self._closed and not earlier.wait(0.2):
+        while earlier is not None and not self.closed and not earlier.wait(0.2):
             pass
         self._recover()
 
@@ -181,16 +183,22 @@ class Moves:
         self._wanted = True
         self._thread.submit("plan", self._carry_out_and_tell)
 
+    def later(self, name: str, job: Callable[[], object]) -> None:
+        """Do something on the thread, after what there is to be done."""
+        self._thread.submit(name, job)
+
     def finish(self, patience_s: float) -> int:
         """Carry out the plan for the last time; how many jobs are not done when the patience is at its end."""
         end = time.monotonic() + patience_s
         self._thread.wait(patience_s)
         self.consider()
+        if self.at_end is not None:
+            self.later("end", self.at_end)
         return 0 if self._thread.wait(max(0.0, end - time.monotonic())) else self._thread.pending
 
     def close(self) -> None:
         """Take nothing more on; what is being moved now may come to its end."""
-        self._closed = True
+        self.closed = True
         self._thread.close(0)
 
     # -- on the thread ------------------------------------------------------------------------------------------
@@ -213,7 +221,7 @@ class Moves:
             self.figures.look(self.run)
 
     def _carry_out(self) -> None:
-        while self._wanted and not self._closed:
+        while self._wanted and not self.closed:
             self._wanted = False
             inventory = self.room.inventory
             # Nothing but this thread moves anything: what is under way was left there by a store that went away.
@@ -221,7 +229,7 @@ class Moves:
                 return
             inventory.let_ghosts_go()
             for decision in self.plan():
-                if self._closed or not self._do(decision):
+                if self.closed or not self._do(decision):
                     return
 
     def _do(self, decision: Decision) -> bool:
