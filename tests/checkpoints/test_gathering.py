@@ -6,6 +6,7 @@ import contextlib
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -265,10 +266,10 @@ class Hooked(LocalStore):
         self.before: dict[str, Callable[[str], None]] = {}
         self.sent = 0
 
-    def put(self, key: str, parts: Any, size: int) -> None:
+    def put(self, key: str, parts: Any, size: int, part_md5s: Any = ()) -> None:
         self.before.pop("put", lambda _: None)(key)
         self.sent += 1
-        super().put(key, parts, size)
+        super().put(key, parts, size, part_md5s)
 
     def create(self, key: str, data: bytes) -> bool:
         self.before.pop("create", lambda _: None)(key)
@@ -301,7 +302,9 @@ def test_a_late_node_cleans_up_what_it_has_sent(verb: str, tmp_path: Path, shard
 
     late.before[verb] = happens
     thread.start()
+    deadline = time.monotonic() + 20
     while not sending.is_set():
+        assert time.monotonic() < deadline, "nothing was sent"
         serve(nodes[1].room)
     assert_hot(nodes, sharded)
     assert serve(nodes[1].room).done == []

@@ -107,10 +107,10 @@ class Nodes:
         """
         if not self._several:
             return
-        problem: CheckpointError | None = None
+        problem: Exception | None = None
         try:
             self._bring_back(path)
-        except CheckpointError as error:  # the other ranks wait for word
+        except Exception as error:  # the other ranks wait for word
             problem = error
         if not trainer.strategy.reduce_boolean_decision(problem is None):
             raise problem or CheckpointError(f"{path}: another node could not bring back what it had of it.")
