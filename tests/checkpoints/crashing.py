@@ -114,10 +114,10 @@ class CrashStore:
             path, data = arguments
             verb(path, data[: len(data) // 2])
         elif name == "put" and self._fate.how == "torn":
-            key, parts, size = arguments
+            key, parts, size, *_ = arguments
             verb(key, halves(parts, self._fate), size)
         elif name == "put":
-            key, parts, _ = arguments
+            key, parts, *_ = arguments
             data = b"".join(parts)
             data = data[: len(data) // 2]
             verb(key, [data], len(data))

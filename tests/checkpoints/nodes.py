@@ -126,11 +126,11 @@ def tell(*words: str) -> None:
 class Slow(LocalStore):
     """A folder to which large objects take a while, so that there is a middle to be killed in."""
 
-    def put(self, key: str, parts: Any, size: int) -> None:
+    def put(self, key: str, *arguments: Any) -> None:
         tell("putting", key)
         if os.environ.get("SLOW_S"):
             time.sleep(float(os.environ["SLOW_S"]))
-        super().put(key, parts, size)
+        super().put(key, *arguments)
 
 
 def be_owner(root: Path, cold: Path) -> None:

@@ -265,10 +265,10 @@ class Hooked(LocalStore):
         self.before: dict[str, Callable[[str], None]] = {}
         self.sent = 0
 
-    def put(self, key: str, parts: Any, size: int) -> None:
+    def put(self, key: str, *arguments: Any) -> None:
         self.before.pop("put", lambda _: None)(key)
         self.sent += 1
-        super().put(key, parts, size)
+        super().put(key, *arguments)
 
     def create(self, key: str, data: bytes) -> bool:
         self.before.pop("create", lambda _: None)(key)
