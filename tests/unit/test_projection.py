@@ -12,8 +12,7 @@ from lightning.pytorch import LightningModule
 from costguard.keep import best, by_model_checkpoint, every, last
 from costguard.lightning.checkpoint_size import predict_bytes
 from costguard.policies.disk import SaveSeen, foresee_full
-from costguard.policies.projection import SavePlan, project
-from costguard.policies.retention import Retention, Tiers, quota_within
+from costguard.policies.retention import Retention, SavePlan, Tiers, project, quota_within
 from costguard.prices.storage import DAY_NS, storage_class
 
 PRICED = Tiers(hot=storage_class("s3:STANDARD"), cold=storage_class("s3:GLACIER_IR"))

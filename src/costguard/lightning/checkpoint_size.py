@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from costguard.lightning import private
-from costguard.policies.projection import SavePlan
+from costguard.policies.retention import SavePlan
 
 _STATES: Final[dict[str, Callable[[dict[str, Any]], int]]] = {
     "SGD": lambda group: int(bool(group.get("momentum"))),

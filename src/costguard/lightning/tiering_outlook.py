@@ -17,8 +17,7 @@ from costguard.lightning.checkpoint_size import planned_steps, predict_bytes, sa
 from costguard.lightning.joining import callbacks_of
 from costguard.lightning.tiering_settings import Settings
 from costguard.policies.disk import DiskFull, SaveSeen, foresee_full
-from costguard.policies.projection import Projection, project
-from costguard.policies.retention import Tiers
+from costguard.policies.retention import Projection, Tiers, project
 from costguard.units import NS_PER_S, format_bytes, format_duration_s, format_money
 
 WORTH_A_WARNING = Fraction(5, 100)

@@ -8,7 +8,9 @@ from fractions import Fraction
 from typing import Final
 
 from costguard.keep import Best, Checkpoint, History
-from costguard.policies.retention import Move, Retention, Tiers, plan
+from costguard.policies.retention.decision import Move, Tiers
+from costguard.policies.retention.planning import plan
+from costguard.policies.retention.wanted import Retention
 from costguard.units import NS_PER_S
 
 MOST_SAVES: Final = 20_000
