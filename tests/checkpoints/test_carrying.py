@@ -16,8 +16,8 @@ from rooms import path_of, saved
 from costguard.checkpoints.carrying import carry_out
 from costguard.checkpoints.demotion import demote, release
 from costguard.checkpoints.hot import FileFact
-from costguard.checkpoints.inventory import Record
 from costguard.checkpoints.prospect import Prospect, prospect, total
+from costguard.checkpoints.record import Record
 from costguard.checkpoints.room import Room
 from costguard.checkpoints.weights import WholeError
 from costguard.policies.retention import Decision, Move, Tiers

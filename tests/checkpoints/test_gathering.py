@@ -22,10 +22,10 @@ from costguard.checkpoints.digest import PART_BYTES
 from costguard.checkpoints.expiry import expire
 from costguard.checkpoints.faults import CheckpointError, MismatchError, RefusedError, StoreError
 from costguard.checkpoints.gathering import Patience, gather
-from costguard.checkpoints.inventory import Record
 from costguard.checkpoints.mailbox import Gathering, Part, begin_session, end_session, gathering_key, look, part_key
 from costguard.checkpoints.manifest import FileEntry, Manifest
 from costguard.checkpoints.parts import serve
+from costguard.checkpoints.record import Record
 from costguard.checkpoints.recovery import collect, find_orphans, rebuild, recover
 from costguard.checkpoints.restore import check_copy, restore
 from costguard.checkpoints.room import Room

@@ -13,10 +13,10 @@ from rooms import file_system, room_of, s3_store, saved
 from costguard.checkpoints.demotion import demote, release
 from costguard.checkpoints.faults import StoreError
 from costguard.checkpoints.hot import FileFact
-from costguard.checkpoints.inventory import Record
 from costguard.checkpoints.lives import life_of
 from costguard.checkpoints.money import cost_of, requests_of
 from costguard.checkpoints.preflight import probe
+from costguard.checkpoints.record import Record
 from costguard.checkpoints.restore import restore
 from costguard.checkpoints.store import LocalStore, Store
 from costguard.policies.retention import Tiers

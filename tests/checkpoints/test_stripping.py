@@ -23,9 +23,9 @@ from costguard.checkpoints.demotion import demote, release
 from costguard.checkpoints.expiry import expire
 from costguard.checkpoints.faults import CheckpointError, MismatchError, RefusedError, StoreError
 from costguard.checkpoints.hot import HotFiles
-from costguard.checkpoints.inventory import Record
 from costguard.checkpoints.lives import life_of
 from costguard.checkpoints.manifest import Level
+from costguard.checkpoints.record import Record
 from costguard.checkpoints.recovery import find_orphans, rebuild, recover
 from costguard.checkpoints.restore import check_copy, restore
 from costguard.checkpoints.room import Room

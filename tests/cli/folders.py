@@ -10,7 +10,7 @@ import pytest
 
 from costguard.checkpoints.cabinet import Cold, open_room
 from costguard.checkpoints.demotion import demote, release
-from costguard.checkpoints.inventory import Record
+from costguard.checkpoints.record import Record
 from costguard.checkpoints.room import Room, new_id
 from costguard.cli.main import main
 

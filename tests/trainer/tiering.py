@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from costguard import CheckpointTiering
 from costguard.checkpoints.cabinet import room_above
-from costguard.checkpoints.inventory import Record
+from costguard.checkpoints.record import Record
 from costguard.keep import by_model_checkpoint
 from helpers import Tiny, loader, quiet_trainer
 

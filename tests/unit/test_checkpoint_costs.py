@@ -13,8 +13,9 @@ import pytest
 
 from builders import NS, T0, Attempt, Journal, assert_receipt_adds_up
 from costguard.checkpoints.hot import FileFact, HotFiles
-from costguard.checkpoints.inventory import Inventory, Record
+from costguard.checkpoints.inventory import Inventory
 from costguard.checkpoints.lives import Life, life_of, lives_in
+from costguard.checkpoints.record import Record
 from costguard.prices import Price, PriceBook, StorageClass
 from costguard.prices.storage import DAY_NS, GB, storage_class
 from costguard.reports.html import render_html

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from costguard.checkpoints.faults import RefusedError
 from costguard.checkpoints.hot import FileFact
-from costguard.checkpoints.inventory import Record, check_kinds
+from costguard.checkpoints.record import Record, check_kinds
 from costguard.checkpoints.room import Room
 from costguard.checkpoints.store import LocalStore
 

@@ -10,7 +10,7 @@ from fractions import Fraction
 from costguard.checkpoints.demotion import demote, release
 from costguard.checkpoints.digest import part_bytes_for
 from costguard.checkpoints.faults import RefusedError
-from costguard.checkpoints.inventory import Record, check_kinds
+from costguard.checkpoints.record import Record, check_kinds
 from costguard.checkpoints.recovery import rebuild, recover
 from costguard.checkpoints.room import Room
 

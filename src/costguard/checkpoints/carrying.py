@@ -10,7 +10,7 @@ from typing import Final
 from costguard.checkpoints.demotion import demote, release
 from costguard.checkpoints.expiry import expire
 from costguard.checkpoints.faults import StoreError
-from costguard.checkpoints.inventory import Record
+from costguard.checkpoints.record import Record
 from costguard.checkpoints.room import Room
 from costguard.checkpoints.stripping import strip
 from costguard.checkpoints.weights import WholeError

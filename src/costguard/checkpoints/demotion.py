@@ -12,9 +12,9 @@ from typing import Any
 from costguard.checkpoints.digest import Digest, expected_etag, part_bytes_for
 from costguard.checkpoints.faults import CheckpointError, MismatchError, RefusedError
 from costguard.checkpoints.hot import FileFact, remove_tree
-from costguard.checkpoints.inventory import FACTS, Record, check_kinds
 from costguard.checkpoints.mailbox import tell_nodes
 from costguard.checkpoints.manifest import FileEntry, Level, Manifest, check_paths
+from costguard.checkpoints.record import FACTS, Record, check_kinds
 from costguard.checkpoints.room import Room, drop_attempt, unprotected
 
 

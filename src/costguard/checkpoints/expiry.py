@@ -7,8 +7,8 @@ import os
 
 from costguard.checkpoints.demotion import empty_trash
 from costguard.checkpoints.faults import CheckpointError, RefusedError
-from costguard.checkpoints.inventory import Record
 from costguard.checkpoints.mailbox import clear_part, gathering_key, tell_nodes
+from costguard.checkpoints.record import Record
 from costguard.checkpoints.restore import temp_gone
 from costguard.checkpoints.room import Room, unprotected
 

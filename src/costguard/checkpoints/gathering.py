@@ -18,7 +18,6 @@ from costguard.checkpoints.demotion import (
     upload,
 )
 from costguard.checkpoints.faults import CheckpointError, RefusedError, StoreError
-from costguard.checkpoints.inventory import Record
 from costguard.checkpoints.mailbox import (
     Gathering,
     Part,
@@ -29,6 +28,7 @@ from costguard.checkpoints.mailbox import (
     read_part,
 )
 from costguard.checkpoints.manifest import FileEntry, Manifest, check_paths
+from costguard.checkpoints.record import Record
 from costguard.checkpoints.room import Room, clear
 from costguard.errors import config_error
 

@@ -10,8 +10,9 @@ from typing import Any
 
 from costguard.checkpoints.digest import part_bytes_for
 from costguard.checkpoints.hot import HotFiles
-from costguard.checkpoints.inventory import Inventory, Record
+from costguard.checkpoints.inventory import Inventory
 from costguard.checkpoints.manifest import Level
+from costguard.checkpoints.record import Record
 from costguard.keep import Tier
 from costguard.prices.storage import DAY_NS, DAYS_PER_MONTH, GB
 

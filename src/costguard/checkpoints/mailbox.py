@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 from costguard.checkpoints.faults import CheckpointError, MismatchError, StoreError
-from costguard.checkpoints.inventory import Record
 from costguard.checkpoints.manifest import Manifest, check_name, check_relative
+from costguard.checkpoints.record import Record
 from costguard.checkpoints.room import Room, clear
 
 SCHEMA: Final = 1

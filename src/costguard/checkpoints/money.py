@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from costguard.checkpoints.inventory import Record
 from costguard.checkpoints.lives import Life, life_of, requests_of
+from costguard.checkpoints.record import Record
 from costguard.policies.retention import Tiers
 from costguard.prices.storage import DAY_NS, DAYS_PER_MONTH
 from costguard.units import NS_PER_HOUR

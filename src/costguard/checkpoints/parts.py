@@ -16,7 +16,6 @@ from costguard.checkpoints.demotion import (
 )
 from costguard.checkpoints.expiry import finish_expiry
 from costguard.checkpoints.faults import CheckpointError, RefusedError, StoreError
-from costguard.checkpoints.inventory import Record
 from costguard.checkpoints.mailbox import (
     Gathering,
     Part,
@@ -30,6 +29,7 @@ from costguard.checkpoints.mailbox import (
     words,
 )
 from costguard.checkpoints.manifest import Manifest, check_relative
+from costguard.checkpoints.record import Record
 from costguard.checkpoints.room import Room
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from costguard.checkpoints.carrying import restart_files, why_it_stays
-from costguard.checkpoints.inventory import Record
 from costguard.checkpoints.money import requests_of
+from costguard.checkpoints.record import Record
 from costguard.checkpoints.room import Room
 from costguard.keep import History
 from costguard.policies.retention import Decision, Move, Retention, Tiers, plan

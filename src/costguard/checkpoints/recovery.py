@@ -13,9 +13,9 @@ from costguard.checkpoints.demotion import bring_back, check_cold, committed_rec
 from costguard.checkpoints.expiry import delete_cold, finish_expiry
 from costguard.checkpoints.faults import CheckpointError, MismatchError, RefusedError
 from costguard.checkpoints.gathering import drop_gathering
-from costguard.checkpoints.inventory import Record
 from costguard.checkpoints.mailbox import GATHER, close_gathering, gathering_key, look, open_ids
 from costguard.checkpoints.parts import settle
+from costguard.checkpoints.record import Record
 from costguard.checkpoints.restore import abandon_restore, finish_restore
 from costguard.checkpoints.room import Room, drop_attempt, unprotected
 from costguard.checkpoints.stripping import go_on

@@ -48,9 +48,7 @@ def open_store(
         return LocalStore(rest if separator else url)
     options = dict(storage_options or {})
     if protocol in _S3:
-        configured = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})
-        own = {"retries": {"total_max_attempts": 1}, "request_checksum_calculation": "when_required"}
-        options["config_kwargs"] = {**own, **configured, **options.get("config_kwargs", {})}
+        options["config_kwargs"] = _client_config(options.get("config_kwargs", {}))
     shown = scrub_url(url).rstrip("/")
     secrets = [*secrets_in(options), *secrets_in(fsspec.config.conf.get(protocol, {})), *_secrets_around(url)]
     fs, root = _file_system(url, shown, protocol, options)
@@ -71,6 +69,18 @@ def open_store(
             secrets=secrets,
         )
     return FsspecStore(fs, root, url=shown, deadline_s=deadline_s, secrets=secrets)
+
+
+def _client_config(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The S3 client's configuration: ours, then the user's own, then what was given here.
+
+    Everything that is written goes with its MD5, which is among what is signed: further checksums of the same bytes
+    would only take time, and some servers refuse them.
+    """
+    configured = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})
+    own = {"retries": {"total_max_attempts": 1}, "request_checksum_calculation": "when_required"}
+    s3 = {"payload_signing_enabled": False, **configured.get("s3", {}), **given.get("s3", {})}
+    return {**own, **configured, **given, "s3": s3}
 
 
 def _file_system(url: str, shown: str, protocol: str, options: Mapping[str, Any]) -> tuple[Any, str]:

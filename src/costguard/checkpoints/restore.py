@@ -13,9 +13,9 @@ from costguard.checkpoints.demotion import bring_back
 from costguard.checkpoints.digest import md5_of
 from costguard.checkpoints.faults import ArchivedError, CheckpointError, MismatchError, RefusedError, StoreError
 from costguard.checkpoints.hot import remove_tree
-from costguard.checkpoints.inventory import Record
 from costguard.checkpoints.mailbox import withdraw
 from costguard.checkpoints.manifest import FileEntry, Manifest
+from costguard.checkpoints.record import Record
 from costguard.checkpoints.room import Room
 from costguard.units import format_money
 

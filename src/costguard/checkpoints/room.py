@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from costguard.checkpoints.digest import PART_BYTES
 from costguard.checkpoints.faults import CheckpointError, MismatchError, RefusedError
 from costguard.checkpoints.hot import HotFiles
-from costguard.checkpoints.inventory import Inventory, Record
+from costguard.checkpoints.inventory import Inventory
 from costguard.checkpoints.manifest import Level, Manifest, check_relative
 from costguard.checkpoints.pace import Pace
+from costguard.checkpoints.record import Record
 from costguard.checkpoints.store import Store
 from costguard.errors import config_error
 from costguard.keep import History

@@ -15,6 +15,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final
 
+from costguard.checkpoints.digest import md5_of
 from costguard.checkpoints.faults import RETRYABLE, ArchivedError, StoreError, code_of, kind_of, store_error
 from costguard.checkpoints.store import ObjectFact, Upload
 
@@ -34,11 +35,10 @@ def _onward(ahead: list[bytes], coming: Iterable[bytes]) -> Iterator[bytes]:
     yield from coming
 
 
-def _checked(part_md5s: Sequence[str], number: int) -> dict[str, str]:
-    """What has a server refuse a part that is not what was sent: its MD5, which is known already."""
-    if len(part_md5s) < number:
-        return {}
-    return {"ContentMD5": base64.b64encode(bytes.fromhex(part_md5s[number - 1])).decode()}
+def _checked(part: bytes, md5s: Sequence[str] = (), number: int = 1) -> dict[str, str]:
+    """What has a server refuse bytes that are not those that were sent: their MD5, where it is known already."""
+    md5 = md5s[number - 1] if number <= len(md5s) else md5_of(part)
+    return {"ContentMD5": base64.b64encode(bytes.fromhex(md5)).decode()}
 
 
 class S3Store:
@@ -87,8 +87,9 @@ class S3Store:
         coming = iter(parts)
         ahead = list(islice(coming, 2))
         if len(ahead) < 2:
-            body, sent = b"".join(ahead), _checked(part_md5s, 1)
-            self._do("put_object", f"write {key}", Body=body, **sent, **self._at(key), **self._class(size))
+            body = b"".join(ahead)
+            sent = {"Body": body, **_checked(body, part_md5s), **self._at(key), **self._class(size)}
+            self._do("put_object", f"write {key}", **sent)
             return
         begun = self._do("create_multipart_upload", f"write {key}", **self._at(key), **self._class(size))
         upload = Upload(key, begun["UploadId"])
@@ -110,7 +111,12 @@ class S3Store:
         for number, part in enumerate(parts, 1):
             if len(flying) == CONCURRENCY:
                 tags.append(self._tag(upload, flying.popleft()))
-            where = {"UploadId": upload.id, "PartNumber": number, **self._at(upload.key), **_checked(part_md5s, number)}
+            where = {
+                "UploadId": upload.id,
+                "PartNumber": number,
+                **self._at(upload.key),
+                **_checked(part, part_md5s, number),
+            }
             flying.append(self._run(partial(self._send_part, part, where)))
         while flying:
             tags.append(self._tag(upload, flying.popleft()))
@@ -142,9 +148,9 @@ class S3Store:
 
     def create(self, key: str, data: bytes) -> bool:
         """Write a small object unless there is one, in the standard class."""
-        what = f"write {key}"
+        what, sent = f"write {key}", {"Body": data, **_checked(data), **self._at(key)}
         try:
-            self._told(what, self._begin("put_object", Body=data, IfNoneMatch="*", **self._at(key)).result)
+            self._told(what, self._begin("put_object", IfNoneMatch="*", **sent).result)
         except StoreError as error:
             cause = error.__cause__
             if isinstance(cause, FileExistsError) or code_of(cause or error) in ("PreconditionFailed", "412"):
@@ -155,7 +161,7 @@ class S3Store:
             # and each would see by its hash that the manifest is not its own.
             if self.head(key) is not None:
                 return False
-            self._do("put_object", what, Body=data, **self._at(key))
+            self._do("put_object", what, **sent)
         return True
 
     def head(self, key: str) -> ObjectFact | None:

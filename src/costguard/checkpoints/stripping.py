@@ -20,8 +20,8 @@ from costguard.checkpoints.demotion import (
 from costguard.checkpoints.expiry import delete_cold, finish_expiry
 from costguard.checkpoints.faults import CheckpointError, MismatchError, RefusedError, StoreError
 from costguard.checkpoints.hot import FileFact, remove_tree
-from costguard.checkpoints.inventory import Record
 from costguard.checkpoints.manifest import Level, Manifest
+from costguard.checkpoints.record import Record
 from costguard.checkpoints.restore import holds, restore
 from costguard.checkpoints.room import Room, drop_attempt, new_id, unprotected
 from costguard.checkpoints.weights import WholeError, check_kind, leave_optimizer_away

@@ -11,7 +11,8 @@ from typing import Any
 
 from costguard.checkpoints.archive import ArchivePlan, archive, archived, plan_archive
 from costguard.checkpoints.hot import HotFiles
-from costguard.checkpoints.inventory import Inventory, Record
+from costguard.checkpoints.inventory import Inventory
+from costguard.checkpoints.record import Record
 from costguard.checkpoints.remote import open_store
 from costguard.checkpoints.restore import restore
 from costguard.checkpoints.room import Room

@@ -8,7 +8,7 @@ from typing import Any
 
 from costguard.checkpoints.expiry import expire
 from costguard.checkpoints.faults import ArchivedError
-from costguard.checkpoints.inventory import Record
+from costguard.checkpoints.record import Record
 from costguard.checkpoints.restore import restore, thaw
 from costguard.checkpoints.room import Room, unprotected
 from costguard.cli.ckpt_room import (

@@ -8,10 +8,10 @@ from fractions import Fraction
 from typing import Any, Final
 
 from costguard.checkpoints.faults import CheckpointError
-from costguard.checkpoints.inventory import Record
 from costguard.checkpoints.manifest import Level
 from costguard.checkpoints.money import CheckpointCost, cost_of
 from costguard.checkpoints.prospect import planned, total
+from costguard.checkpoints.record import Record
 from costguard.checkpoints.restore import check_copy
 from costguard.checkpoints.room import Room
 from costguard.cli.ckpt_room import (

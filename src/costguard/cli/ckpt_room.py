@@ -12,7 +12,7 @@ from typing import Any
 
 from costguard.checkpoints.cabinet import policy_of, room_above
 from costguard.checkpoints.faults import CheckpointError
-from costguard.checkpoints.inventory import Record
+from costguard.checkpoints.record import Record
 from costguard.checkpoints.room import Room
 from costguard.cli.cold_options import add_store_options, store_options
 from costguard.errors import RunNotFoundError

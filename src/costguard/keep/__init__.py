@@ -8,6 +8,7 @@ In a YAML each rule is `{class_path: costguard.keep.last, init_args: {n: 3}}`, a
 On a command line the text is what Python's would be, which `parse` reads and `Rule.label` writes.
 """
 
+from costguard.keep.facts import Checkpoint, History, Tier
 from costguard.keep.rules import (
     DAY_NS,
     HOUR_NS,
@@ -15,16 +16,13 @@ from costguard.keep.rules import (
     BeforeAnomaly,
     Best,
     ByModelCheckpoint,
-    Checkpoint,
     Every,
-    History,
     Last,
     Mode,
     Pinned,
     Rule,
     StageEnd,
     Thin,
-    Tier,
     any_of,
     before_anomaly,
     best,

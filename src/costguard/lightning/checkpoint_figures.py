@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from lightning.pytorch import Trainer
 
-from costguard.checkpoints.inventory import Record
 from costguard.checkpoints.lives import Life, life_of
+from costguard.checkpoints.record import Record
 from costguard.checkpoints.room import Room
 from costguard.ledger.attempt import AttemptWriter
 from costguard.lightning.cost_monitor import CostMonitor

@@ -12,8 +12,8 @@ from weakref import WeakValueDictionary
 
 from costguard.checkpoints.carrying import carry_out
 from costguard.checkpoints.faults import CheckpointError, StoreError
-from costguard.checkpoints.inventory import Record
 from costguard.checkpoints.pace import TransferThread
+from costguard.checkpoints.record import Record
 from costguard.checkpoints.recovery import recover
 from costguard.checkpoints.restore import restore
 from costguard.checkpoints.room import Room, new_id

@@ -12,9 +12,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from costguard.checkpoints.cabinet import Cold, has_parts, leave_word, part_room
 from costguard.checkpoints.faults import CheckpointError, RefusedError
 from costguard.checkpoints.gathering import Patience, gather
-from costguard.checkpoints.inventory import Record
 from costguard.checkpoints.mailbox import begin_session, end_session
 from costguard.checkpoints.parts import adopt_part
+from costguard.checkpoints.record import Record
 from costguard.checkpoints.restore import restore
 from costguard.checkpoints.room import Room, new_id
 from costguard.checkpoints.serving import POLL_S, Serving

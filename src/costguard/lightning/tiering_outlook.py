@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from lightning.pytorch import Trainer
 
-from costguard.checkpoints.inventory import Record
+from costguard.checkpoints.record import Record
 from costguard.checkpoints.room import Room
 from costguard.errors import warn
 from costguard.lightning.budget_stopping import BudgetStopping
