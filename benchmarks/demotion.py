@@ -15,7 +15,6 @@ import os
 import statistics
 import sys
 import tempfile
-import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -30,6 +29,7 @@ import torch
 
 from costguard.checkpoints.cabinet import Cold, open_room
 from costguard.checkpoints.demotion import demote
+from costguard.checkpoints.pace import TransferThread
 from costguard.lightning.tiering_settings import default_bytes_per_s
 from rgw_server import RgwServer, missing
 from servers import KEY, SECRET, SeaweedServer
@@ -158,17 +158,22 @@ def step_cost(uploads: Uploads, rounds: int) -> None:
     ratios: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, way in ways.items():
-            thread = threading.Thread(target=way())
+            thread, work = TransferThread(_fail), way()  # the one that a training has, for either
             before = steps.run(_after(3.0))
-            thread.start()
-            beside = steps.run(lambda thread=thread: not thread.is_alive())
+            thread.submit("move", work)
+            beside = steps.run(lambda thread=thread: not thread.pending)
             without = before + steps.run(_after(3.0))
+            thread.close(0)
             mean = statistics.fmean(beside) / statistics.fmean(without)
             ratios[name].append((mean, statistics.median(beside) / statistics.median(without)))
     for name, found in ratios.items():
         mean, median = (statistics.median(each) for each in zip(*found, strict=True))
         print(f"  beside {name:<32} steps take {mean:.3f} of without on average, {median:.3f} at the median")
     print(f"  asked for at most {ASKED_STEPS} at the default cap")
+
+
+def _fail(name: str, error: Exception) -> None:
+    print(f"  {name} failed: {error}")
 
 
 def _after(seconds: float) -> Callable[[], bool]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 PART_BYTES: Final = 16 << 20
-"""Bytes of a part: four in flight, each copied once by the client, bound the memory well below 200 MB."""
+"""Bytes of a part: six in flight and those being hashed bound the memory below 200 MB."""
 MOST_PARTS: Final = 10_000
 """Parts that S3 allows in one upload. Source: Amazon S3 User Guide, multipart upload limits."""
 _MIB: Final = 1 << 20

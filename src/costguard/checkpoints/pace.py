@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
 from costguard.errors import config_error
+
+NICE = 10
+"""Priority of transfers, of 0 (training's) to 19."""
 
 
 class Pace:
@@ -102,6 +106,7 @@ class TransferThread:
         return done
 
     def _run(self) -> None:
+        _step_back()
         while True:
             job = self._jobs.get()
             if job is None:
@@ -117,3 +122,9 @@ class TransferThread:
                 with self._guard:
                     self._open.discard(name)
                     self._guard.notify_all()
+
+
+def _step_back() -> None:
+    """Let training have the cores first: hashing is what this thread does most, and it holds no lock meanwhile."""
+    with contextlib.suppress(AttributeError, OSError):  # Linux alone knows priorities of threads
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)

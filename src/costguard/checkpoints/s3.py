@@ -19,7 +19,8 @@ from costguard.checkpoints.digest import md5_of
 from costguard.checkpoints.faults import RETRYABLE, ArchivedError, StoreError, code_of, kind_of, store_error
 from costguard.checkpoints.store import ObjectFact, Upload
 
-CONCURRENCY: Final = 4
+CONCURRENCY: Final = 6
+"""Parts in flight: fewer leave a server idle between two, more only hold memory (`benchmarks/demotion.py`)."""
 SMALL_BYTES: Final = 128 << 10
 """Colder classes bill at least so much for an object, so smaller ones stay in the standard class.
 
@@ -117,15 +118,16 @@ class S3Store:
                 **self._at(upload.key),
                 **_checked(part, part_md5s, number),
             }
-            flying.append(self._run(partial(self._send_part, part, where)))
+            flying.append(self._run(partial(self._send_part, io.BytesIO(part), where)))
         while flying:
             tags.append(self._tag(upload, flying.popleft()))
         return tags
 
-    def _send_part(self, part: bytes, where: dict[str, Any]) -> Awaitable[Any]:
-        # A stream is sent in pieces, where asyncio would copy and shift a part that it is given whole. Each attempt
-        # has its own: the one before has read its to the end and closed it.
-        sent: Awaitable[Any] = self._fs._call_s3("upload_part", Body=io.BytesIO(part), **where)
+    def _send_part(self, part: io.BytesIO, where: dict[str, Any]) -> Awaitable[Any]:
+        # A stream is sent in pieces, where asyncio would copy and shift a part that it is given whole; the client
+        # does not close it, so that another attempt can begin anew.
+        part.seek(0)
+        sent: Awaitable[Any] = self._fs._call_s3("upload_part", Body=part, **where)
         return sent
 
     def _tag(self, upload: Upload, part: Future[Any]) -> str:

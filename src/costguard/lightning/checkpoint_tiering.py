@@ -61,7 +61,7 @@ class CheckpointTiering(Callback):
         hot_class: The hot disk's class likewise, such as `ebs:gp3`.
         verify: How far a cold copy is verified before the hot one goes: by its `size`, by the `etag` that its parts
             should have (or, where a store has none, its content), or always by reading its `content` back.
-        bandwidth: Most bytes a second of a demotion beside training, such as `50MB`; `auto` is 8 MB a second for each
+        bandwidth: Most bytes a second of a demotion beside training, such as `50MB`; `auto` is 6 MB a second for each
             core that this process may use.
         storage_options: Given to fsspec, encryption included; never written down.
         allow_plain_http: Whether a store that is not this machine may be spoken to without TLS.

@@ -18,10 +18,10 @@ from costguard.units import parse_bytes, parse_duration_ns, parse_share
 Demote = Literal["rest", "none"]
 Verify = Literal["size", "etag", "content"]
 
-BYTES_PER_S_PER_CORE: Final = 8e6
+BYTES_PER_S_PER_CORE: Final = 6e6
 """Default bandwidth of a demotion for each core that this process may use.
 
-An S3 client takes 2 to 4 CPU-seconds for a GiB (`benchmarks/demotion.py`), so this is 2 to 3% of the cores.
+An S3 client takes 3 to 4 CPU-seconds for a GiB (`benchmarks/demotion.py`), so this is about 2% of the cores.
 """
 MOST_BYTES_PER_S: Final = 200e6
 """Most of the default: beyond it the network of a machine is noticed: chosen."""
