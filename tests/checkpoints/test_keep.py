@@ -28,7 +28,7 @@ from costguard.keep import (
     stage_end,
     thin,
 )
-from costguard.policies.retention import Decision, Move, Retention, Tiers, plan
+from costguard.policies.retention import FOR_EVER_NS, Decision, Move, Retention, Tiers, plan
 from costguard.prices.storage import StorageClass, storage_class
 
 WEEK_1 = 3000 * 7 * DAY_NS
@@ -527,3 +527,54 @@ def test_each_run_is_measured_by_itself() -> None:
     assert sorted(id for id, move in tight.items() if move == "keep") in (["a20", "a30", "b30"], ["a30", "b20", "b30"])
     none = {d.id: d.move.value for d in plan(history, replace(wanted, hot_quota_bytes=0), now_ns)}
     assert sorted(id for id, move in none.items() if move == "keep") == ["a30", "b30"]
+
+
+def test_one_runs_rules_delete_nothing_of_anothers() -> None:
+    """They may move it; deleting and stripping is for its own run's rules, unless they are meant for all."""
+    theirs = [replace(c, id=f"a{c.step}", run="a", released=True) for c in saved(1, 2, 3)]
+    ours = [replace(c, run="b", released=True) for c in saved(1, 2, 3)]
+    history, now_ns = History(checkpoints=[*theirs, *ours]), WEEK_1 + 400 * DAY_NS
+    for wanted, of_theirs, of_ours in (
+        ({}, "keep", "expire"),
+        ({"keep": last(1), "expire_after_ns": DAY_NS}, "keep", "expire"),
+        ({"keep": last(1), "strip_after_ns": DAY_NS}, "keep", "strip"),
+        ({"keep": last(1)}, "demote", "demote"),
+    ):
+        decided = [d.move.value for d in plan(history, Retention(run="b", **wanted), now_ns)]  # type: ignore[arg-type]
+        assert decided == [of_theirs] * 2 + ["keep"] + [of_ours] * 2 + ["keep"], wanted
+    assert [d.rule for d in plan(history, Retention(run="b"), now_ns)][:2] == ["other_run"] * 2
+    for_all = plan(history, Retention(keep=last(1), expire_after_ns=DAY_NS), now_ns)
+    assert [d.move.value for d in for_all] == ["expire", "expire", "keep"] * 2
+
+
+def test_a_failed_run_may_keep_for_ever() -> None:
+    """Whatever others lose; a tag says more than that."""
+    of_failed = Retention(keep=last(1), expire_after_ns=DAY_NS, failed_expire_after_ns=FOR_EVER_NS)
+    (first, *_) = saved(1, 2)
+    assert of_failed.life_ns(first, failed=True) is None
+    assert of_failed.life_ns(first, failed=False) == DAY_NS
+    tagged = replace(of_failed, tagged_expire_after_ns={"debug": 5})
+    assert tagged.life_ns(replace(first, tags={"debug": "yes"}), failed=True) == 5
+    assert Retention.from_json(of_failed.to_json()) == of_failed
+
+
+def test_two_files_of_one_save_take_one_place() -> None:
+    """`last.ckpt` beside `step=3.ckpt` is no second best, and no second last."""
+    one, two, three = (replace(c, metrics={"loss": 3.0 - c.order}) for c in saved(1, 2, 3))
+    beside = replace(three, id="last", order=3)
+    assert kept(best("loss", n=2), [one, two, three, beside]) == {"c3", "last", "c2"}
+    assert kept(last(2), [one, two, three, beside]) == {"c3", "last", "c2"}
+    again = replace(two, id="again", order=4, metrics={"loss": 9.0})  # another life of a step
+    assert kept(best("loss", n=1), [one, two, again]) == {"c2"}
+    assert kept(last(2), [one, two, three, again]) == {"c3", "again"}
+
+
+def test_an_expiry_that_is_put_off_does_not_keep_the_hot_copy() -> None:
+    """What is billed in the cold tier anyway need not be paid for on the hot disk too."""
+    old, new = saved(1, 2)
+    both = replace(old, tier="both", cold_since_ns=WEEK_1, size_bytes=10**9)
+    tiers = Tiers(hot=storage_class("s3:STANDARD"), cold=storage_class("s3:DEEP_ARCHIVE"))
+    wanted = Retention(keep=last(1), expire_after_ns=30 * DAY_NS)
+    first, _ = plan(History(checkpoints=[both, new]), wanted, WEEK_1 + 40 * DAY_NS, tiers)
+    assert (first.move.value, first.rule) == ("demote", "deferred")
+    assert "put off" in first.reason

@@ -254,13 +254,15 @@ def test_what_expires_is_deleted_everywhere_on_the_day_it_is_free(
     options = ["--keep", "last(1)", "--expire-after", "30d"]
     data = run_json(capsys, "ckpt", "plan", run, *options)
     assert [(c["action"], c["rule"]) for c in data["checkpoints"]] == [
-        ("expire", "expire_after"), ("keep", "deferred"), ("expire", "expire_after"), ("keep", "newest")
+        ("expire", "expire_after"), ("demote", "deferred"), ("expire", "expire_after"), ("keep", "newest")
     ]  # fmt: skip
     assert data["checkpoints"][1]["free_at"][:2] == "20"
     assert main(["ckpt", "apply", run, *options, "--yes"]) == 0
     assert [r.step for r in room.inventory.records()] == [2, 4]
     assert not list((tmp_path / "cold").rglob("step=1.ckpt"))
-    assert sorted(p.name for p in (tmp_path / "run" / "saves").iterdir()) == ["step=2.ckpt", "step=4.ckpt"]
+    assert sorted(p.name for p in (tmp_path / "run" / "saves").iterdir()) == [
+        "step=4.ckpt"
+    ]  # its hot copy is not kept for that
 
 
 def test_what_is_old_enough_is_stripped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

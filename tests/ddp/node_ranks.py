@@ -22,7 +22,7 @@ from tiering_ranks import STEPS, Model
 from costguard import CheckpointTiering
 from helpers import loader, quiet_trainer
 
-NODE = int(os.environ["NODE_RANK"])
+NODE = int(os.environ.get("NODE_RANK", "0"))
 warnings.simplefilter("ignore")
 warnings.filterwarnings("always", message="costguard: checkpoints")
 

@@ -7,6 +7,7 @@ import errno
 import os
 import pickle
 import shutil
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from tiering import Remembering, names, records, saves, state_of, tiering, tiers
 from costguard import BudgetStopping, CheckpointTiering, ConfigError, CostguardWarning, fetch
 from costguard.checkpoints.cabinet import room_above
 from costguard.checkpoints.hot import FileFact, HotFiles
+from costguard.checkpoints.inventory import Inventory
 from costguard.keep import Rule, before_anomaly, best, by_model_checkpoint, every, last, pinned, stage_end
 from costguard.policies.reserve import StopPriors
 from helpers import LIGHTNING_WARNINGS, Saves, Tiny, loader, monitor, quiet_trainer, receipt_of, start
@@ -348,6 +350,73 @@ def test_a_failed_run_may_keep_less(tmp_path: Path) -> None:
     (of_failed,) = (r for r in records(tmp_path) if r.order > 3)
     assert (of_failed.step, of_failed.tier) == (2, "hot")
     assert len(records(tmp_path)) == 4
+
+
+def test_a_test_that_fails_is_no_failed_run(tmp_path: Path) -> None:
+    """Only a training that an exception ended is; its good checkpoints do not expire for it."""
+    ours = tiering(tmp_path, keep=last(1), on_failed_run="expire 0.001s")
+    trainer, _ = train(tmp_path, saves(tmp_path, save_top_k=-1), ours)
+
+    class Broken(Tiny):
+        def test_step(self, *_: Any) -> None:
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        trainer.test(Broken(), loader(1), verbose=False)
+    assert not room_above(str(tmp_path / "run")).inventory.history().failed
+    train(tmp_path, saves(tmp_path), tiering(tmp_path, keep=last(1), on_failed_run="expire 0.001s"))
+    assert {1, 2, 3, 4, 5} <= set(tiers(tmp_path))
+
+
+def test_a_training_without_rules_deletes_nothing_of_an_earlier_one(tmp_path: Path) -> None:
+    """What the first run's rules keep is not the second's to let go."""
+    train(tmp_path, saves(tmp_path), tiering(tmp_path, keep=last(3)))
+    first = {r.id for r in records(tmp_path)}
+    other = ModelCheckpoint(tmp_path / "other", "{step}", every_n_train_steps=1)
+    train(tmp_path, other, tiering(tmp_path, keep=None))
+    assert first <= {r.id for r in records(tmp_path)}
+    assert {"step=3.ckpt", "step=4.ckpt", "step=5.ckpt"} <= names(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore::costguard.CostguardWarning")
+def test_what_a_rule_keeps_stays_where_it_cannot_be_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk: what ModelCheckpoint lets go cannot be noted, and is not deleted for it."""
+    update = Inventory.update
+
+    def full(self: Inventory, record: Any, **changes: Any) -> Any:
+        if "released" in changes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return update(self, record, **changes)
+
+    monkeypatch.setattr(Inventory, "update", full)
+    train(tmp_path, saves(tmp_path), tiering(tmp_path, cold=None, keep=last(3)))
+    assert {"step=3.ckpt", "step=4.ckpt", "step=5.ckpt"} <= names(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore::costguard.CostguardWarning")  # that a recovery has to wait too
+def test_a_restore_waits_for_the_move_of_another(tmp_path: Path) -> None:
+    """A list that is busy is asked again, and the training goes on; the bandwidth of demotions holds up no restore."""
+    train(tmp_path, saves(tmp_path), tiering(tmp_path))
+    room, free = room_above(str(tmp_path / "run")), threading.Event()
+
+    def holds() -> None:
+        with room.hold():
+            busy.set()
+            free.wait(20)
+
+    busy = threading.Event()
+    thread = threading.Thread(target=holds)
+    thread.start()
+    busy.wait(20)
+    threading.Timer(3, free.set).start()
+    gone = tmp_path / "saves" / "step=1.ckpt"
+    slow = tiering(tmp_path, bandwidth=100, finish_timeout=0)
+    with pytest.warns(CostguardWarning, match="is brought back when that is done"):
+        trainer, _ = train(tmp_path, saves(tmp_path, every_n_train_steps=99), slow, ckpt_path=gone)
+    thread.join()
+    assert trainer.global_step == 5
 
 
 def test_experiments_that_share_a_folder_are_measured_apart(tmp_path: Path) -> None:

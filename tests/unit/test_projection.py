@@ -123,6 +123,11 @@ def test_a_disk_that_does_not_fill_or_is_not_known_is_not_foreseen(free: tuple[i
     assert foresee_full(_saves(*free)) is None
 
 
+def test_a_disk_in_balance_is_not_full() -> None:
+    """Each save makes room for the next: half of one free after each, before its predecessor goes, is enough."""
+    assert foresee_full(_saves(5, 5, 5, 5)) is None
+
+
 def test_one_step_for_all_saves_is_no_trend() -> None:
     """Several saves at one step tell nothing of steps."""
     assert foresee_full([replace(each, step=5) for each in _saves(100, 90, 80)]) is None

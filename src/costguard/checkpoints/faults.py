@@ -2,6 +2,7 @@
 
 CheckpointError
 ├── RefusedError   an invariant forbids it: the sentence says which
+│   └── BusyError  somebody else is at it
 ├── MismatchError  bytes are not the ones that were hashed
 ├── ArchivedError  the cold copy cannot be read before it is restored from the archive
 └── StoreError     the store did not do it; `kind` says whether trying again may help
@@ -27,6 +28,10 @@ class CheckpointError(CostguardError):
 
 class RefusedError(CheckpointError):
     """An invariant forbids what was asked for."""
+
+
+class BusyError(RefusedError):
+    """Another process or thread moves checkpoints of the same list; it can be asked again later."""
 
 
 class MismatchError(CheckpointError):

@@ -179,9 +179,11 @@ class Inventory:
 
     def _gone(self, earlier: Record) -> None:
         """Its hot files are gone: it lives on in its cold copy, or not at all."""
-        if earlier.state == "both":
+        # As it is now: another process may have made its cold copy since it was read.
+        state = next((record.state for record in self.records() if record.id == earlier.id), None)
+        if state == "both":
             self.update(earlier, state="cold")
-        elif earlier.state == "hot":
+        elif state == "hot":
             self.remove(earlier.id)
 
     def there(self, record: Record) -> bool:

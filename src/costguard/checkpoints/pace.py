@@ -46,11 +46,15 @@ class Pace:
             self.take(len(part))
             yield part
 
-    def take(self, size: int) -> None:
-        """Wait until so many more bytes may be moved."""
+    def count(self, size: int) -> None:
+        """Note bytes that somebody waits for, which no bandwidth holds up."""
         self.moved_bytes += size
         if self.observer is not None:
             self.observer(size)
+
+    def take(self, size: int) -> None:
+        """Wait until so many more bytes may be moved."""
+        self.count(size)
         if self._bytes_per_s is None:
             return
         now = self._now_ns()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from costguard.checkpoints.digest import PART_BYTES
-from costguard.checkpoints.faults import CheckpointError, MismatchError, RefusedError
+from costguard.checkpoints.faults import BusyError, CheckpointError, MismatchError, RefusedError
 from costguard.checkpoints.hot import HotFiles
 from costguard.checkpoints.inventory import Inventory
 from costguard.checkpoints.manifest import Level, Manifest, check_relative
@@ -89,7 +89,7 @@ class Room:
         """Be the only one on this host that moves this run's checkpoints.
 
         Raises:
-            RefusedError: If another process is.
+            BusyError: If another process is.
         """
         with self._guard:
             handle = None
@@ -97,7 +97,7 @@ class Room:
                 self.files.make_folder(self.inventory.folder)
                 handle = self.files.lock(os.path.join(self.inventory.folder, "lock"))
                 if handle is None:
-                    raise RefusedError(f"another process moves checkpoints of {self.inventory.folder}; wait for it.")
+                    raise BusyError(f"another process moves checkpoints of {self.inventory.folder}; wait for it.")
             self._depth += 1
             try:
                 yield

@@ -67,7 +67,9 @@ def _rules_of(parser: argparse.ArgumentParser) -> None:
 def _wanted(room: Room, arguments: argparse.Namespace) -> tuple[Retention | None, Tiers]:
     """The training's rules, each option in place of the one that it names; `None` if there are none."""
     known = remembered(room, arguments)
-    given: dict[str, Any] = {"keep": parse(arguments.keep)} if arguments.keep is not None else {}
+    given: dict[str, Any] = {}
+    if arguments.keep is not None:  # who types rules means all that is there
+        given |= {"keep": parse(arguments.keep), "run": None}
     for option, field in (("expire_after", "expire_after_ns"), ("strip_optimizer_after", "strip_after_ns")):
         if getattr(arguments, option) is not None:
             given[field] = _duration_ns(option, getattr(arguments, option))

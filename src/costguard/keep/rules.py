@@ -83,8 +83,10 @@ class Last(Rule):
         _at_least_one("last", "n", self.n)
 
     def kept(self, history: History) -> set[str]:
-        """The newest `n`."""
-        return {c.id for c in history.candidates()[-self.n :]}
+        """Those of the newest `n` saves; several at one step in a row, such as `last.ckpt` beside another, are one."""
+        candidates = history.candidates()
+        begins = [place for place, c in enumerate(candidates) if not place or candidates[place - 1].step != c.step]
+        return {c.id for c in candidates[begins[-self.n :][0] :]} if begins else set()
 
     @property
     def label(self) -> str:
@@ -114,14 +116,15 @@ class Best(Rule):
             raise config_error(f"best(metric={self.metric!r}): expected the name of a metric, such as 'val_loss'.")
 
     def kept(self, history: History) -> set[str]:
-        """The best `n` of those that have a finite value."""
+        """The best `n` of those that have a finite value; several of one step and value are one."""
         sign = 1 if self.mode == "min" else -1
-        ranked = []
+        saves: dict[tuple[float, int], list[Checkpoint]] = {}
         for c in history.candidates():
             value = c.metrics.get(self.metric)
             if value is not None and math.isfinite(value):
-                ranked.append((sign * value, c.age_key, c.id))
-        return {id for *_, id in sorted(ranked)[: self.n]}
+                saves.setdefault((sign * value, c.step), []).append(c)
+        ranked = sorted(saves.items(), key=lambda save: (save[0][0], save[1][0].age_key))
+        return {c.id for _, same in ranked[: self.n] for c in same}
 
     @property
     def label(self) -> str:

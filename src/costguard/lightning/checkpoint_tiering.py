@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -19,6 +20,7 @@ from costguard.checkpoints.stripping import check_resumable
 from costguard.errors import ConfigError, config_error, warn
 from costguard.keep import Rule
 from costguard.lightning import private
+from costguard.lightning.checkpoint_facts import facts_of, metrics_of
 from costguard.lightning.checkpoint_figures import metered_run
 from costguard.lightning.cost_monitor import CostMonitor
 from costguard.lightning.instances import Instances, Method
@@ -170,15 +172,16 @@ class CheckpointTiering(Callback):
         self._trained = weakref.ref(trainer), run  # a Trainer that goes on without a checkpoint is the same run
         self._moves = Moves(room, self._settings, lambda: _last_paths(trainer), run, lambda: metered_run(trainer))
         if trainer.state.fn == TrainerFn.FITTING:
-            remember_policy(room, self._settings.retention, self._hot_class)
             self._outlook = CheckpointOutlook(room, self._settings)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say what the run's checkpoints will take up and cost."""
         if self._moves is not None and self._outlook is not None:
+            room, run = self._moves.room, self._moves.run
             with metering(), _charged(trainer, Activity.METERING):
-                self._moves.room.inventory.note_failed(self._moves.run, False)
-                self._outlook.begin(trainer, self._moves.run)
+                remember_policy(room, replace(self._settings.retention, run=run), self._hot_class)
+                room.inventory.note_failed(run, False)
+                self._outlook.begin(trainer, run)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Everything is saved: give moves a last while; it is charged to them."""
@@ -203,7 +206,7 @@ class CheckpointTiering(Callback):
         What `ModelCheckpoint` saves because of the exception is still taken up, so this leaves last.
         """
         self._instances.wrap(*private.last_after_an_exception(trainer), self._then_leave)
-        if self._moves is not None:
+        if self._moves is not None and trainer.state.fn == TrainerFn.FITTING:
             with metering():
                 self._moves.room.inventory.note_failed(self._moves.run, isinstance(exception, Exception))
         if isinstance(exception, KeyboardInterrupt):
@@ -266,9 +269,15 @@ class CheckpointTiering(Callback):
         def save_checkpoint(filepath: Any, *args: Any, **kwargs: Any) -> Any:
             begin = time.monotonic_ns()
             result = original(filepath, *args, **kwargs)
+            blocked_ns = time.monotonic_ns() - begin
+            metrics: dict[str, float | None] = {}
+            with metering(), _charged(trainer, Activity.METERING):
+                metrics = metrics_of(trainer)
             if self._moves is not None:
                 with metering(), _charged(trainer, Activity.METERING):
-                    self._saved(trainer, self._moves, os.fspath(filepath), time.monotonic_ns() - begin)
+                    self._saved(
+                        trainer, self._moves, os.fspath(filepath), {"metrics": metrics, "blocked_ns": blocked_ns}
+                    )
             elif self._nodes is not None:
                 with metering(), _charged(trainer, Activity.METERING):
                     self._nodes.saved(os.path.abspath(os.fspath(filepath)), trainer.global_step)
@@ -276,7 +285,7 @@ class CheckpointTiering(Callback):
 
         return save_checkpoint
 
-    def _saved(self, trainer: Trainer, moves: Moves, path: str, blocked_ns: int) -> None:
+    def _saved(self, trainer: Trainer, moves: Moves, path: str, measured: Mapping[str, Any]) -> None:
         """Take a checkpoint up once it is written, which for a background save is later."""
         if "://" in path:
             if not self._elsewhere:
@@ -288,7 +297,7 @@ class CheckpointTiering(Callback):
         written = private.when_saved(trainer) if private.saves_beside(trainer) else None
         path = os.path.abspath(path)
         leave_word(path, moves.room)
-        facts = {**_facts(trainer, self._stage), "blocked_ns": blocked_ns}
+        facts = {**facts_of(trainer, self._stage), **measured}
         moves.take_up(path, facts, written, *([self._outlook.saved] if self._outlook is not None else []))
 
     def _removing(self, original: Method, trainer: Trainer) -> Method:
@@ -296,7 +305,8 @@ class CheckpointTiering(Callback):
             moves = self._moves
             if moves is None or "://" in os.fspath(path):
                 return original(path, *args, **kwargs)
-            stays = False
+            # Where it cannot be told, by a full disk or a rule that fails, what rules may keep stays.
+            stays = self._settings.retention.keep is not None
             with metering(), _charged(trainer, Activity.METERING):
                 stays = moves.stays(os.path.abspath(os.fspath(path)))
             if stays:
@@ -330,6 +340,7 @@ class CheckpointTiering(Callback):
         if record is not None and fitting:
             check_resumable(record)
             self._moves.resumed_from(record)
+            self._trained = self._trained[0], record.run
 
 
 def _on_first_rank(trainer: Trainer, work: Callable[[], None], kind: Callable[[str], Exception]) -> None:
@@ -359,35 +370,3 @@ def _charged(trainer: Trainer, activity: Activity) -> Iterator[None]:
 def _last_paths(trainer: Trainer) -> list[str]:
     """What a restart goes on from: what `ckpt_path="last"` may choose, and what BudgetStopping has saved."""
     return [str(getattr(each, "last_model_path", "")) for each in callbacks_of(trainer)]
-
-
-def _tokens(trainer: Trainer) -> int | None:
-    monitor = next((c for c in callbacks_of(trainer) if isinstance(c, CostMonitor)), None)
-    figures = monitor.metered.figures() if monitor is not None and monitor.metered is not None else None
-    return figures.tokens if figures is not None else None
-
-
-def _tags(trainer: Trainer, stage: str | None) -> dict[str, str]:
-    monitor = next((c for c in callbacks_of(trainer) if isinstance(c, CostMonitor)), None)
-    run = monitor.metered if monitor is not None else None
-    return {**(run.config.tags if run is not None else {}), **({"stage": stage} if stage else {})}
-
-
-def _facts(trainer: Trainer, stage: str | None) -> Mapping[str, Any]:
-    metrics: dict[str, float | None] = {}
-    tokens: int | None = None
-    tags: dict[str, str] = {}
-    for name, value in trainer.callback_metrics.items():
-        with metering():
-            metrics[name] = float(value)
-    with metering():
-        tokens = _tokens(trainer)
-        tags = _tags(trainer, stage)
-    return {
-        "step": trainer.global_step,
-        "saved_ns": time.time_ns(),
-        "epochs": trainer.current_epoch,
-        "tokens": tokens,
-        "metrics": metrics,
-        "tags": tags,
-    }

@@ -11,7 +11,7 @@ from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from costguard.checkpoints.carrying import carry_out
-from costguard.checkpoints.faults import CheckpointError, StoreError
+from costguard.checkpoints.faults import BusyError, CheckpointError, StoreError
 from costguard.checkpoints.pace import TransferThread
 from costguard.checkpoints.record import Record
 from costguard.checkpoints.recovery import recover
@@ -25,6 +25,8 @@ from costguard.lightning.tiering_settings import Settings
 from costguard.lightning.transfer_effect import TransferEffect
 from costguard.policies.retention import Decision, Move, plan
 
+BUSY_S: Final = 0.5
+"""Seconds between two looks whether another move of this list is done."""
 _UNDER_WAY: Final = ("demoting", "releasing", "stripping", "expiring")
 _EARLIER: WeakValueDictionary[str, TransferThread] = WeakValueDictionary()
 """Of each folder the thread that last moved its checkpoints: what a training has left goes on while another begins."""
@@ -167,8 +169,12 @@ class Moves:
         if record.state not in ("hot", "both") or not os.path.exists(path):
             self._thread.wait(patience_s)
             record = self.room.inventory.find(path) or record
-        if not os.path.exists(path):
-            restore(self.room, record.id)
+        while not os.path.exists(path):
+            try:
+                restore(self.room, record.id)
+            except BusyError as error:
+                self._say("busy", f"checkpoints: {path} is brought back when that is done: {error}")
+                time.sleep(BUSY_S)
         return record
 
     def resumed_from(self, record: Record) -> None:
@@ -212,7 +218,8 @@ class Moves:
         history = self.room.inventory.history()
         checkpoints = [replace(c, released=c.released or c.id == without) for c in history.checkpoints]
         history, settings = replace(history, checkpoints=checkpoints), self._settings
-        return plan(history, self.room.on_disk(settings.retention, history), time.time_ns(), settings.tiers)
+        wanted = replace(self.room.on_disk(settings.retention, history), run=self.run)
+        return plan(history, wanted, time.time_ns(), settings.tiers)
 
     def _carry_out_and_tell(self) -> None:
         try:

@@ -11,7 +11,7 @@ from costguard.checkpoints.cabinet import Cold
 from costguard.checkpoints.manifest import Level
 from costguard.errors import config_error
 from costguard.keep import Rule, parse
-from costguard.policies.retention import Retention, Tiers
+from costguard.policies.retention import FOR_EVER_NS, Retention, Tiers
 from costguard.prices.storage import StorageClass, storage_class
 from costguard.units import parse_bytes, parse_duration_ns, parse_share
 
@@ -135,8 +135,10 @@ def _life(tag: str, text: str) -> int:
 
 
 def _of_failed(text: str | None) -> int | None:
-    if text is None or text == "keep":
+    if text is None:
         return None
+    if text == "keep":
+        return FOR_EVER_NS
     verb, _, rest = text.partition(" ") if isinstance(text, str) else ("", "", "")
     if verb != "expire":
         raise config_error(f"CheckpointTiering(on_failed_run={text!r}): expected 'keep' or such as 'expire 7d'.")

@@ -33,22 +33,17 @@ class TransferEffect:
             with metering():
                 self._add(before, self._sample())
 
-    def _add(self, before: tuple[int, int] | None, after: tuple[int, int] | None) -> None:
-        run = self._metered()
-        if before is None or after is None or run is None or not run.is_open or run.ended:
-            return
-        self._beside_ns += after[0] - before[0]
-        self._beside_batches += after[1] - before[1]
-        run.writer.fact(
-            FACT,
-            beside_ns=self._beside_ns,
-            beside_batches=self._beside_batches,
-            train_ns=after[0],
-            batches=after[1],
-        )
+    def _add(self, before: tuple[Run, int, int] | None, after: tuple[Run, int, int] | None) -> None:
+        if before is None or after is None or before[0] is not after[0] or after[0].ended:
+            return  # a move that outlives its run says nothing of the next one's batches
+        run, train_ns, batches = after
+        self._beside_ns += train_ns - before[1]
+        self._beside_batches += batches - before[2]
+        beside = {"beside_ns": self._beside_ns, "beside_batches": self._beside_batches}
+        run.writer.fact(FACT, **beside, train_ns=train_ns, batches=batches)
 
-    def _sample(self) -> tuple[int, int] | None:
-        """Nanoseconds of training and batches so far."""
+    def _sample(self) -> tuple[Run, int, int] | None:
+        """The run, its nanoseconds of training and its batches so far."""
         run = self._metered()
         if run is None or not run.is_open:
             return None
@@ -56,4 +51,4 @@ class TransferEffect:
         going_on = max(0, now - state.since_ns) if state.activity == Activity.TRAIN else 0
         counters = state.counters
         # Batches that compiled or were tried out are not in the time of training.
-        return state.totals[Activity.TRAIN] + going_on, counters.batches - counters.warmup.batches
+        return run, state.totals[Activity.TRAIN] + going_on, counters.batches - counters.warmup.batches

@@ -52,13 +52,15 @@ def foresee_full(saves: Sequence[SaveSeen]) -> DiskFull | None:
         return None
     intervals, last = len(saves) - 1, saves[-1]
     growth = (saves[0].free_bytes - last.free_bytes) // intervals
+    freed = last.bytes - growth
     return predict_full(
-        free_bytes=last.free_bytes,
+        # What a save makes room for goes after it, and has gone before the next one.
+        free_bytes=last.free_bytes + max(0, freed),
         bytes_per_save=last.bytes,
         step=last.step,
         steps_per_save=steps // intervals,
         seconds_per_step=(last.at_ns - saves[0].at_ns) / 1e9 / steps,
-        freed_per_save=last.bytes - growth,
+        freed_per_save=freed,
     )
 
 

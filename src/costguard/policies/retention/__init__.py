@@ -3,6 +3,17 @@
 from costguard.policies.retention.decision import Decision, Move, Tiers
 from costguard.policies.retention.planning import plan
 from costguard.policies.retention.projection import Projection, SavePlan, project
-from costguard.policies.retention.wanted import Retention, quota_within
+from costguard.policies.retention.wanted import FOR_EVER_NS, Retention, quota_within
 
-__all__ = ["Decision", "Move", "Projection", "Retention", "SavePlan", "Tiers", "plan", "project", "quota_within"]
+__all__ = [
+    "FOR_EVER_NS",
+    "Decision",
+    "Move",
+    "Projection",
+    "Retention",
+    "SavePlan",
+    "Tiers",
+    "plan",
+    "project",
+    "quota_within",
+]

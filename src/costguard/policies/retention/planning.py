@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from costguard.keep import Checkpoint, History, Rule
 from costguard.policies.retention.decision import Decision, Move, Tiers
@@ -35,9 +36,17 @@ def plan(history: History, retention: Retention, now_ns: int, tiers: Tiers | Non
         rules = _rules(part, retention.keep)
         for c in part.checkpoints:
             life_ns = retention.life_ns(c, run in history.failed)
-            decided[c.id] = guards.get(c.id) or rules.get(c.id) or _rest(c, retention, life_ns, now_ns, tiers)
+            found = guards.get(c.id) or rules.get(c.id) or _rest(c, retention, life_ns, now_ns, tiers)
+            decided[c.id] = found if retention.run in (None, run) else _spared(found)
     _fit_quota(history, retention, decided, guards, tiers)
     return [decided[c.id] for c in history.checkpoints]
+
+
+def _spared(decision: Decision) -> Decision:
+    """What another run's rules may do with a checkpoint: move it, and nothing that cannot be undone."""
+    if decision.move not in (Move.EXPIRE, Move.STRIP):
+        return decision
+    return Decision(id=decision.id, move=Move.KEEP, rule="other_run", reason="it is for its own run's rules to decide")
 
 
 def _guards(history: History, keep_hot: int) -> dict[str, Decision]:
@@ -78,7 +87,9 @@ def _without_rules(c: Checkpoint) -> Decision:
 def _rest(c: Checkpoint, retention: Retention, life_ns: int | None, now_ns: int, tiers: Tiers) -> Decision:
     """What no rule keeps: it expires, is demoted, or stays where it is."""
     if life_ns is not None and now_ns - c.saved_ns >= life_ns:
-        return expire(c, now_ns, tiers)
+        expired = expire(c, now_ns, tiers)
+        put_off = expired.move is Move.KEEP and c.tier == "both" and tiers.has_cold
+        return replace(expired, move=Move.DEMOTE, reason=f"its hot copy goes; {expired.reason}") if put_off else expired
     left_ns = None if life_ns is None else life_ns - (now_ns - c.saved_ns)
     if is_due_for_stripping(c, retention, now_ns, tiers):
         stripped = strip(c, left_ns, now_ns, tiers)

@@ -11,6 +11,8 @@ from costguard.keep import Checkpoint, History, Rule, parse
 
 VERSION: Final = 1
 """Of what `Retention.to_json` writes."""
+FOR_EVER_NS: Final = 1 << 80
+"""A life that does not end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,12 +24,14 @@ class Retention:
         demote: `rest` moves to the cold tier what no rule keeps; `none` leaves it where it is, or deletes it if
             `ModelCheckpoint` has let it go.
         expire_after_ns: Nanoseconds after the save at which what no rule keeps is deleted everywhere; never if `None`.
-        failed_expire_after_ns: The same for a run that failed, `None` for no difference.
+        failed_expire_after_ns: The same for a run that failed, `None` for no difference, `FOR_EVER_NS` for never.
         tagged_expire_after_ns: The same by tag of the run, `name` or `name=value`; the shortest that fits holds.
         strip_after_ns: Nanoseconds after the save at which what no rule keeps is kept without its optimizer state, in
             the cold tier; never if `None`.
         hot_quota_bytes: Bytes on the hot disk above which also what a rule keeps is demoted, the oldest first.
         min_free: Bytes of the hot disk that stay free by the same means, or below 1 their share of it; see `on_disk`.
+        run: The run whose rules these are: over the checkpoints of others they delete and strip nothing. `None` where
+            they are meant for all.
         keep_hot: So many of the newest complete checkpoints never leave the hot disk, >= 1.
 
     Raises:
@@ -42,6 +46,7 @@ class Retention:
     strip_after_ns: int | None = None
     hot_quota_bytes: int | None = None
     min_free: int | float | None = None
+    run: str | None = None
     keep_hot: int = 1
 
     def __post_init__(self) -> None:
@@ -88,7 +93,8 @@ class Retention:
             name, equals, value = tag.partition("=")
             if name in c.tags and (not equals or c.tags[name] == value):
                 lives.append(life_ns)
-        return min((life for life in lives if life is not None), default=None)
+        shortest = min((life for life in lives if life is not None), default=FOR_EVER_NS)
+        return None if shortest >= FOR_EVER_NS else shortest
 
     def to_json(self) -> dict[str, Any]:
         """Plain data that `from_json` reads back, the rules as the text that `costguard.keep.parse` reads.
