@@ -17,6 +17,7 @@ from tiering import Remembering, records, saves, tiering, tiers, train
 from costguard import StorageClass, load_receipt
 from costguard.checkpoints.cabinet import room_above
 from costguard.checkpoints.expiry import expire
+from costguard.checkpoints.store import LocalStore
 from costguard.cli.main import main
 from costguard.keep import last
 from helpers import LIGHTNING_WARNINGS, Tiny, assert_adds_up, loader, monitor, run_folders
@@ -194,14 +195,23 @@ trainer:
 """
 
 
-def test_what_moves_do_to_a_batch_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_moves_do_to_a_batch_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Slow batches beside slow moves: both kinds are counted, and the ratio is that of their means."""
 
     class Slow(Callback):
         def on_before_backward(self, *_: Any) -> None:
             time.sleep(0.004)
 
-    callbacks = [monitor(), Slow(), saves(tmp_path, every_n_train_steps=20), tiering(tmp_path, bandwidth=40_000)]
+    put = LocalStore.put
+
+    def slowly(*arguments: Any) -> None:
+        time.sleep(0.1)
+        put(*arguments)
+
+    monkeypatch.setattr(LocalStore, "put", slowly)
+    callbacks = [monitor(), Slow(), saves(tmp_path, every_n_train_steps=20), tiering(tmp_path)]
     train(tmp_path, *callbacks, steps=100)
     found = costs_of(tmp_path)["transfers"]
     assert min(found["batches_beside"], found["batches_alone"]) > 10
