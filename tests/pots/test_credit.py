@@ -328,3 +328,21 @@ def test_an_unknown_policy_is_refused(place: Place) -> None:
     """The two that there are are named."""
     with pytest.raises(ConfigError, match="'stop_at_credit' or 'continue'"):
         place.hold(on_store_down="panic")
+
+
+def test_a_holder_that_begins_again_has_a_lease_of_its_own() -> None:
+    """A refund whose reply was lost, then another claim: when the run dies its credit is swept like any other."""
+    clock = ManualClock()
+    store = MemoryStore(clock)
+    pot = Pot.create("memory", limit_usd=100, lease_s=60, store=store, clock=clock, sleep=lambda s: None)
+    credit = Pot.open("memory", store=store, clock=clock, sleep=lambda s: None).hold("run")
+    assert credit.beat()
+    first = credit.holder
+    store.fail("", "lost", "away")
+    assert credit.refund() is None
+    assert credit.claim().amount > 0
+    assert credit.holder != first
+    assert f"leases/{credit.holder}.json" in store.data
+    clock.advance(240)
+    assert [swept.holder for swept in pot.sweep()] == [credit.holder]
+    assert pot.status().live == 0

@@ -286,6 +286,8 @@ class Credit:
         closing = self._book.closing(self.holder)
         self._elsewhere += closing.spent if closing else 0
         self.holder = secrets.token_hex(8)
+        # The lease that is young is the old holder's: without one of its own the new one could never be swept.
+        self._lease_ends_ns = self._clock.now_ns()
         self._opened, self._claimed = False, 0
 
     def _reached(self, work: Callable[[], object]) -> bool:
