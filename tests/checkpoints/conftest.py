@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,3 +66,14 @@ def room(tmp_path: Path) -> Room:
     """A run with a folder as cold store, and small parts."""
     (tmp_path / "hot").mkdir()
     return room_of(tmp_path / "hot", LocalStore(str(tmp_path / "cold")), part_bytes=4)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory where there is one: thousands of lives flush their files."""
+    if not os.access("/dev/shm", os.W_OK):
+        yield tmp_path
+        return
+    folder = tempfile.mkdtemp(prefix="costguard-", dir="/dev/shm")
+    yield Path(folder)
+    shutil.rmtree(folder)

@@ -7,8 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,17 +32,6 @@ SIZES = [
     pytest.param("two", marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
     pytest.param("three", marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
 ]
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory where there is one: thousands of lives flush their files."""
-    if not os.access("/dev/shm", os.W_OK):
-        yield tmp_path
-        return
-    folder = tempfile.mkdtemp(prefix="costguard-", dir="/dev/shm")
-    yield Path(folder)
-    shutil.rmtree(folder)
 
 
 def ids(truth: Truth) -> list[str]:

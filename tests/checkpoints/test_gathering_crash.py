@@ -6,9 +6,7 @@ import contextlib
 import json
 import os
 import pickle
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -179,17 +177,6 @@ def recovered(cluster: Cluster) -> Recovery:
     other = recover(cluster.node)
     told.problems += other.problems + serve(cluster.node).problems
     return told
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory where there is one: thousands of lives flush their files."""
-    if not os.access("/dev/shm", os.W_OK):
-        yield tmp_path
-        return
-    folder = tempfile.mkdtemp(prefix="costguard-", dir="/dev/shm")
-    yield Path(folder)
-    shutil.rmtree(folder)
 
 
 WHO = ["owner", "node", "both"]

@@ -27,6 +27,7 @@ from costguard.checkpoints.cabinet import room_above
 from costguard.checkpoints.hot import FileFact, HotFiles
 from costguard.checkpoints.inventory import Inventory
 from costguard.keep import Rule, before_anomaly, best, by_model_checkpoint, every, last, pinned, stage_end
+from costguard.lightning import tiering_moves
 from costguard.policies.reserve import StopPriors
 from helpers import LIGHTNING_WARNINGS, Saves, Tiny, loader, monitor, quiet_trainer, receipt_of, start
 from servers import KEY
@@ -417,6 +418,14 @@ def test_a_restore_waits_for_the_move_of_another(tmp_path: Path) -> None:
         trainer, _ = train(tmp_path, saves(tmp_path, every_n_train_steps=99), slow, ckpt_path=gone)
     thread.join()
     assert trainer.global_step == 5
+
+
+def test_a_name_that_does_not_come_back_is_lightnings_to_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restore that leaves nothing under the name that was asked for is not repeated for ever."""
+    train(tmp_path, saves(tmp_path), tiering(tmp_path))
+    monkeypatch.setattr(tiering_moves, "restore", lambda room, id: None)
+    with pytest.raises(FileNotFoundError):
+        train(tmp_path, saves(tmp_path), tiering(tmp_path), ckpt_path=tmp_path / "saves" / "step=1.ckpt")
 
 
 def test_experiments_that_share_a_folder_are_measured_apart(tmp_path: Path) -> None:

@@ -37,8 +37,6 @@ def demote(room: Room, id: str) -> Record:
         record = room.inventory.get(id)
         if record.tier != "hot":
             return record
-        if record.state != "hot":
-            raise RefusedError(f"checkpoint {id} is on its way already; recover first.")
         check_demotable(room, record)
         if room.gather is not None and missing_shards(room, record):
             return room.gather(room, id)
@@ -139,11 +137,13 @@ def empty_trash(room: Room, record: Record) -> None:
 
 
 def check_demotable(room: Room, record: Record) -> None:
-    """Refuse a part of a checkpoint, and what must not be sent.
+    """Refuse what is on its way already, a part of a checkpoint, and what must not be sent.
 
     Raises:
         RefusedError: If it is one.
     """
+    if record.state != "hot":
+        raise RefusedError(f"checkpoint {record.id} is on its way already; recover first.")
     if record.part:
         raise RefusedError(f"{record.path} is a part of a checkpoint; the node that has its .metadata moves it.")
     check_sendable(room, record)

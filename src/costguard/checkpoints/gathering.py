@@ -85,8 +85,6 @@ def gather(room: Room, id: str, patience: Patience | None = None) -> Record:
         record = room.inventory.get(id)
         if record.tier != "hot":
             return record
-        if record.state != "hot":
-            raise RefusedError(f"checkpoint {id} is on its way already; recover first.")
         check_demotable(room, record)
         if not room.node:
             raise RefusedError(f"{record.path}: this list has no name among the nodes of the run, so it stays.")

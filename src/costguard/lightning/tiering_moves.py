@@ -172,6 +172,7 @@ class Moves:
         while not os.path.exists(path):
             try:
                 restore(self.room, record.id)
+                break  # a name that is not there now does not come by asking again: loading says so
             except BusyError as error:
                 self._say("busy", f"checkpoints: {path} is brought back when that is done: {error}")
                 time.sleep(BUSY_S)
